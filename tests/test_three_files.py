@@ -234,8 +234,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_family_is_added() -> None:
-    # Attention to tuples is added as attention to single senders is.
-    assert {load(path).family for path in files()} == set(FAMILIES) - {"higher-order attention"}
+    assert {load(path).family for path in files()} == set(FAMILIES)
     examples = {path for path in FOLDER.rglob("*.py") if not path.stem.endswith("_tests")}
     assert {each.example for each in ADDITIONS} == examples
 

@@ -2,10 +2,10 @@
 
 import base64
 import statistics
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from mereo.measure.curves import corruption_curve
 from mereo.measure.robustness import familiar_data
 from mereo.measure.trained_models import load_trained_models
 from papers.capsule_table.protocol import LINEAR
+from papers.capsule_table.rows import Row
 
 CHANGED, ATTACKED, SEED = 1000, 200, 0
 EPSILON, STEPS = 0.05, 20
@@ -50,7 +51,7 @@ CHANGES: Mapping[str, Corruption] = {
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(Row):
     """Measurements of one network; accuracies are shares of test images, NaN where a network has no such thing.
 
     Attributes:
@@ -83,11 +84,6 @@ class Measured:
     familiar: float
     correct: str
 
-    @classmethod
-    def read(cls, row: Mapping[str, str]) -> Self:
-        """From a row of the file."""
-        return cls(**{field.name: _PARSED[field.type](row[field.name]) for field in fields(cls)})
-
     @property
     def key(self) -> tuple[str, str, int]:
         """What tells it from others."""
@@ -99,9 +95,6 @@ class Measured:
         count, _, text = self.correct.partition(":")
         packed = np.frombuffer(base64.b64decode(text), np.uint8)
         return np.unpackbits(packed)[: int(count)].astype(np.float64)
-
-
-_PARSED: Mapping[Any, Callable[[str], Any]] = {str: str, float: float, int: int}
 
 
 def _packed(correct: Tensor) -> str:

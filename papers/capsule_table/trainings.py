@@ -1,21 +1,21 @@
 """The trainings of the table, a row each in a CSV file: what is finished is not trained again."""
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from mereo.files import write_atomically
 from mereo.training.config import TrainConfig
 from mereo.training.report import Report
 from mereo.training.trainer import train
 from papers.capsule_table.measured import Measured, measure
 from papers.capsule_table.protocol import EPOCHS, LINEAR, OWN, RATES, RISE, configuration, controls
+from papers.capsule_table.rows import Row, write_rows
 
 
 @dataclass(frozen=True)
-class Training:
+class Training(Row):
     """One finished training with its measurements.
 
     Attributes:
@@ -38,18 +38,10 @@ class Training:
     parameters: int
     seconds: float
 
-    @classmethod
-    def read(cls, row: Mapping[str, str]) -> Self:
-        """From a row of the file."""
-        return cls(**{field.name: _PARSED[field.type](row[field.name]) for field in fields(cls)})
-
     @property
     def key(self) -> tuple[str, str, float, int, int]:
         """What tells it from others."""
         return self.kind, self.control, self.rate, self.seed, self.epochs
-
-
-_PARSED: Mapping[Any, Callable[[str], Any]] = {str: str, float: float, int: int}
 
 
 class Results:
@@ -61,28 +53,18 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self.path, self.beside = path, path.with_name(f"{path.stem}_measured.csv")
-        self.trainings = {each.key: each for each in map(Training.read, _rows(path))}
-        self.measured = {each.key: each for each in map(Measured.read, _rows(self.beside))}
+        self.trainings = {each.key: each for each in Training.read(path)}
+        self.measured = {each.key: each for each in Measured.read(self.beside)}
 
     def add(self, training: Training) -> None:
         """Keep a finished training."""
         self.trainings[training.key] = training
-        _write(self.path, list(self.trainings.values()))
+        write_rows(self.path, list(self.trainings.values()))
 
     def add_measured(self, measured: Measured) -> None:
         """Keep the measurements of a network."""
         self.measured[measured.key] = measured
-        _write(self.beside, list(self.measured.values()))
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
-
-
-def _write(path: Path, rows: Sequence[Any]) -> None:
-    columns = [field.name for field in fields(rows[0])]
-    lines = [",".join(columns), *(",".join(str(value) for value in asdict(row).values()) for row in rows)]
-    write_atomically(path, ("\n".join(lines) + "\n").encode())
+        write_rows(self.beside, list(self.measured.values()))
 
 
 class Table:
@@ -125,7 +107,8 @@ class Table:
             return known
         self.say(f"{self.data}: {kind}, {control}, rate {rate:g}, seed {seed}, {epochs} epochs")
         result = train(self._configuration(kind, control, rate, seed, epochs), Report(silent=True), pictures=False)
-        history = [row["val_accuracy"] for row in _rows_of(result.folder.history)]
+        with result.folder.history.open(newline="") as file:
+            history = [float(row["val_accuracy"]) for row in csv.DictReader(file)]
         earlier = max(history[: max(len(history) * 3 // 4, 1)])
         training = Training(
             kind, control, rate, seed, epochs, max(history), result.test_best.values["accuracy"],
@@ -144,7 +127,3 @@ class Table:
 
     def _configuration(self, kind: str, control: str, rate: float, seed: int, epochs: int) -> TrainConfig:
         return configuration(kind, control, self.data, rate, seed, epochs, self.given)
-
-
-def _rows_of(path: Path) -> list[dict[str, float]]:
-    return [{"val_accuracy": float(row["val_accuracy"])} for row in _rows(path)]

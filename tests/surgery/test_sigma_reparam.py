@@ -57,7 +57,7 @@ def test_gradients_are_those_of_the_formula() -> None:
     weight = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
     scale = SpectralScale(weight, "one").double().eval()
     given = torch.randn(4, 6, dtype=torch.float64)
-    u, gamma = scale.u, 1.7
+    u, gamma = scale.u[0], 1.7
     with torch.no_grad():
         scale.gamma.fill_(gamma)
         v = F.normalize(weight @ u, dim=0)
@@ -114,6 +114,19 @@ def test_a_copy_computes_the_same_and_folds_back() -> None:
     torch.testing.assert_close(plain(images), changed(images), rtol=0.02, atol=0.02)  # sigma is a step old there
     assert not torch.allclose(plain(images), model(images), atol=1e-3)
     assert "surgery" in changed.config
+
+
+def test_queries_keys_and_values_may_have_a_norm_each(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    model = tiny().eval()
+    changed, images = sigma_reparam(model, split_qkv=True, gamma="one").eval(), torch.rand(2, 3, 16, 16)
+    weight = changed.blocks[0].attn.qkv.weight
+    assert [norm_of(part) for part in weight.chunk(3)] == pytest.approx([1, 1, 1], rel=1e-5)
+    assert changed.blocks[0].attn.qkv.parametrizations.weight[0].gamma.shape == (3,)
+    assert norm_of(changed.blocks[0].attn.proj.weight) == pytest.approx(1, rel=1e-5)
+    torch.testing.assert_close(sigma_reparam(model, split_qkv=True).eval()(images), model(images), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(fold(changed)(images), changed(images), rtol=1e-4, atol=1e-5)
+    mereo.save_weights(tmp_path / "split.safetensors", changed)
+    assert torch.equal(mereo.load(tmp_path / "split.safetensors")(images), changed(images))
 
 
 def test_it_is_saved_and_loaded(tmp_path) -> None:  # type: ignore[no-untyped-def]

@@ -102,6 +102,7 @@ class Mechanism:
         zero_gradients: parameters whose gradient may be zero, each with the reason.
         sender_axes: the axis that counts senders, by input (its position, "0") and parameter (its name).
         receiver_axes: the axis that counts receivers, in the same form, and that of the "output".
+        tuple_size: how many senders a coupling joins: 2 where all pairs of senders have couplings.
         largest_input: inputs multiplied by up to this give finite outputs.
         reconstruction: why it is a reconstruction, where the equations of its source were not available; "" if not.
         interface: one of `INTERFACES`, or None for a mechanism that fits no slot; see `why_no_interface`.
@@ -125,6 +126,7 @@ class Mechanism:
     zero_gradients: Mapping[str, str]
     sender_axes: Mapping[str, int]
     receiver_axes: Mapping[str, int]
+    tuple_size: int
     largest_input: float
     reconstruction: str
     interface: str | None = None
@@ -202,6 +204,7 @@ def mechanism(
     zero_gradients: Mapping[str, str] | None = None,
     sender_axes: Mapping[str, int] | None = None,
     receiver_axes: Mapping[str, int] | None = None,
+    tuple_size: int = 1,
     largest_input: float = 1e30,
     reconstruction: str = "",
     interface: str | None = None,
@@ -214,7 +217,7 @@ def mechanism(
     check_choice("records", records, RECORDS)
     for kind in also_records:
         check_choice("also_records", kind, RECORDS[:-1])
-    check_positive(largest_input=largest_input)
+    check_positive(largest_input=largest_input, tuple_size=tuple_size)
     if interface is not None:
         check_choice("interface", interface, INTERFACES)
     if channels_last and interface != "maps":
@@ -250,6 +253,7 @@ def mechanism(
             zero_gradients=dict(zero_gradients or {}),
             sender_axes=senders,
             receiver_axes=receivers,
+            tuple_size=tuple_size,
             largest_input=largest_input,
             reconstruction=reconstruction,
             interface=interface,

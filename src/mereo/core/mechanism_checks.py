@@ -350,8 +350,8 @@ def recording_shows_what_is_declared(entry: Mechanism) -> None:
     assert {cast(Coupling, module.get_submodule(name)).over for name in trace} == {over}
     assert all(value.dim() == 4 for value in made)
     if entry.sender_axes:
-        senders = count(entry, module, inputs, entry.sender_axes)
-        assert {value.shape[-1] for value in made} in ({senders}, {senders**2})  # senders, or pairs of them
+        tuples = count(entry, module, inputs, entry.sender_axes) ** entry.tuple_size
+        assert {value.shape[-1] for value in made} == {tuples}
 
 
 @check(promising("normalised"))

@@ -106,7 +106,7 @@ class Contents:
         return Counter(suffix_of(file) for file in files)
 
     def text(self, file: str, most: int = 2**28) -> str:
-        """The text of a file, at most so many bytes of it."""
+        """The text of a file, cut off after `most` bytes."""
         with self.tree.open(file) as stream:
             return stream.read(most).decode("utf-8-sig", errors="replace")
 

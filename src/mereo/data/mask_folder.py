@@ -36,7 +36,8 @@ _BEHIND = re.compile(r"[ _-]?(annot|annotations?|labels?|masks?|gt|seg)", re.IGN
 """What the name of a folder of masks may have behind the name of the folder of its images."""
 _LIST = re.compile(r"(?:.*/)?ImageSets/Segmentation/(train|val|test)\.txt")
 _FEW_LEVELS, _BRIGHT = 8, 128
-"""Grey levels of masks that are no indices: at most so many, and the brightest of them at least so bright."""
+"""Masks with few grey levels, of which the brightest is near white, have levels in place of indices: the largest number
+of levels, and the least brightness."""
 _LOOKED_AT = 12
 
 

@@ -164,7 +164,7 @@ def _columns(path: Path, header: Sequence[str], cells: _Cells, options: LayoutOp
         if options.label_column not in header:
             raise UsageError(f"label_column is {options.label_column!r}, and the columns of {path} are {shown[:200]}.")
         found |= {"label": options.label_column, "mask": ""}
-    missing = next((what for what in ("path",) if not found[what]), None)
+    missing = None if found["path"] else "path"
     if missing is None and not found["label"] and not found["mask"]:
         others = {
             name: _values(name, cells)

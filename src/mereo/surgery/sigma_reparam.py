@@ -23,9 +23,9 @@ NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 DEVIATION = 0.02
 
 
-def _matrix(weight: Tensor) -> Tensor:
-    """(out, ...) -> (out, the rest), in float32 or wider."""
-    return weight.flatten(1).to(accumulation_type(weight))
+def _matrices(weight: Tensor, parts: int) -> Tensor:
+    """(out, ...) -> (parts, out / parts, the rest), in float32 or wider."""
+    return weight.flatten(1).unflatten(0, (parts, -1)).to(accumulation_type(weight))
 
 
 class SpectralScale(nn.Module):
@@ -38,51 +38,52 @@ class SpectralScale(nn.Module):
     Args:
         weight: the weight; all axes but the first are one.
         gamma: "sigma", so that W' = W at first, or "one".
+        parts: of the outputs, which have a norm each.
 
-    Shapes: (out, ...) -> the same.
+    Shapes: (out, ...) -> the same; gamma and sigma (parts,), u (parts, in).
 
     Reference: arXiv:2303.06296, section 3.1; u starts as the singular vector of the largest singular value.
     """
 
     u: Tensor
 
-    def __init__(self, weight: Tensor, gamma: str = "sigma") -> None:
+    def __init__(self, weight: Tensor, gamma: str = "sigma", parts: int = 1) -> None:
         super().__init__()
-        matrix = _matrix(weight.detach())
-        if matrix.is_meta or not bool(matrix.isfinite().all()):
-            u, sigma = torch.ones_like(matrix[0]), torch.ones_like(matrix[0, 0])
+        self.parts = parts
+        matrices = _matrices(weight.detach(), parts)
+        if matrices.is_meta or not bool(matrices.isfinite().all()):
+            u, sigma = torch.ones_like(matrices[:, 0]), torch.ones_like(matrices[:, 0, 0])
         else:
-            _, values, right = torch.linalg.svd(matrix, full_matrices=False)
-            u, sigma = right[0].contiguous(), values[0]
+            _, values, right = torch.linalg.svd(matrices, full_matrices=False)
+            u, sigma = right[:, 0].contiguous(), values[:, 0]
         self.register_buffer("u", u)
         self.gamma = nn.Parameter((sigma if gamma == "sigma" else torch.ones_like(sigma)).clone())
 
-    def step(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """One step of the power iteration: v and the new u."""
-        v = F.normalize(matrix @ self.u.to(matrix.dtype), dim=0)
-        return v, F.normalize(v @ matrix, dim=0)
+    def step(self, matrices: Tensor) -> tuple[Tensor, Tensor]:
+        """One step of the power iteration: v (parts, out / parts) and the new u."""
+        v = F.normalize((matrices @ self.u.to(matrices.dtype).unsqueeze(-1)).squeeze(-1), dim=-1)
+        return v, F.normalize((v.unsqueeze(1) @ matrices).squeeze(1), dim=-1)
 
     def forward(self, weight: Tensor) -> Tensor:
         with torch.autocast(weight.device.type, enabled=False):
-            matrix = _matrix(weight)
+            matrices = _matrices(weight, self.parts)
             with torch.no_grad():
-                v, u = self.step(matrix)
+                v, u = self.step(matrices)
                 if self.training:
                     self.u.copy_(u)
-            sigma = v @ matrix @ u
-            factor = self.gamma.to(matrix.dtype) / torch.where(sigma == 0, 1, sigma)
-            return (weight * factor).to(weight.dtype)
+            sigma = (v.unsqueeze(1) @ matrices @ u.unsqueeze(-1)).flatten()
+            factor = self.gamma.to(matrices.dtype) / torch.where(sigma == 0, 1, sigma)
+            return (matrices * factor[:, None, None]).view(weight.shape).to(weight.dtype)
 
 
-def _kinds(model: nn.Module) -> list[tuple[str, nn.Linear | nn.Conv2d]]:
-    """Linear layers and convolutions whose weight may be changed, with their names."""
-    found = []
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear | nn.Conv2d) and not parametrize.is_parametrized(module, "weight"):
-            if isinstance(module, nn.Conv2d) and module.groups > 1:
-                continue
-            found.append((name, module))
-    return found
+def _layers(model: nn.Module) -> dict[str, nn.Linear | nn.Conv2d]:
+    """Linear layers and convolutions whose weight may be changed, by name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | nn.Conv2d) and not parametrize.is_parametrized(module, "weight")
+        if isinstance(module, nn.Linear) or module.groups == 1
+    }
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -104,6 +105,7 @@ def sigma_reparam(
     gamma: str = "sigma",
     linear_gain: float = 1.0,
     conv_gain: float = 1.0,
+    split_qkv: bool = False,
     norms: bool = True,
 ) -> nn.Module:
     """A copy of a network whose linear layers and convolutions have the spectral norm gamma, a learned number each.
@@ -111,14 +113,14 @@ def sigma_reparam(
     W' = gamma / sigma(W) W
 
     By default the copy computes the same as the model; `mereo.fold` makes a plain network of it again. Grouped
-    convolutions, embeddings and norms stay as they are. A layer that makes queries, keys and values together has one
-    norm for all three.
+    convolutions, embeddings and norms stay as they are.
 
     Args:
         model: of mereo, timm, torchvision or your own. It is not changed.
         keep_weights: False starts anew: weights normal of 0.02 times the gain, cut off at two deviations.
         gamma: at the start, "sigma" for the spectral norm of the weight, or "one", as the paper trains from scratch.
         linear_gain, conv_gain: of the weights of linear layers and of convolutions that start anew.
+        split_qkv: give queries, keys and values that one layer named "qkv" makes a norm each, in place of one for all.
         norms: False also takes away all layer, group and batch norms, see `remove_norms`.
 
     Shapes: those of `model`.
@@ -130,14 +132,15 @@ def sigma_reparam(
     check_choice("gamma", gamma, GAMMAS)
     check_positive(linear_gain=linear_gain, conv_gain=conv_gain)
     copy = deepcopy(model)
-    layers = _kinds(copy)
+    layers = _layers(copy)
     if not layers:
         raise UsageError(f"{type(model).__name__} has no linear layer or convolution that could be changed.")
-    for _, layer in layers:
+    for name, layer in layers.items():
         if not keep_weights:
             deviation = DEVIATION * (linear_gain if isinstance(layer, nn.Linear) else conv_gain)
             nn.init.trunc_normal_(layer.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
-        scale = SpectralScale(layer.weight, gamma).train(layer.training)
+        parts = 3 if split_qkv and name.rpartition(".")[2] == "qkv" else 1
+        scale = SpectralScale(layer.weight, gamma, parts).train(layer.training)
         parametrize.register_parametrization(layer, "weight", scale.to(layer.weight.device), unsafe=True)
     if not norms:
         _without_norms(copy)
@@ -178,7 +181,7 @@ def _make_plain(layer: nn.Module, steps: int) -> None:
     weights: Any = layer.parametrizations["weight"]  # type: ignore[index]
     scale = weights[0].eval()
     for _ in range(steps):
-        scale.u.copy_(scale.step(_matrix(weights.original))[1])
+        scale.u.copy_(scale.step(_matrices(weights.original, scale.parts))[1])
     weight = nn.Parameter(scale(weights.original).detach(), weights.original.requires_grad)
     layer.__class__ = type(layer).__bases__[0]
     del layer.parametrizations

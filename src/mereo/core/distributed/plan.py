@@ -111,6 +111,15 @@ class Plan:
         return out, (scores if mask is None else scores.masked_fill(~mask, float("-inf"))).logsumexp(-1)
 
 
+def keep(ctx: Any, plan: Plan, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Keep what the backward pass of a scheme needs; its results, `out` in the type of the queries."""
+    out = out.to(q.dtype)
+    ctx.plan = plan
+    ctx.save_for_backward(q, k, v, out, lse)
+    ctx.set_materialize_grads(False)
+    return out, lse
+
+
 class Parts(torch.autograd.Function):
     """(q, k, v, plan) -> (out, lse) over keys that are here, those of one process after those of the other."""
 
@@ -120,11 +129,7 @@ class Parts(torch.autograd.Function):
         parts = zip(k.split(plan.columns, 2), v.split(plan.columns, 2), strict=True)
         for sender, (key, value) in enumerate(parts):
             plan.attend(sender, q, key, value, out, lse)
-        out = out.to(q.dtype)
-        ctx.plan = plan
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.set_materialize_grads(False)
-        return out, lse
+        return keep(ctx, plan, q, k, v, out, lse)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mereo.core.distributed.partial import empty_sums
-from mereo.core.distributed.plan import Plan
+from mereo.core.distributed.plan import Plan, keep
 
 
 def head_groups(heads: int, bytes_per_head: int, least: int = 2**20, parts: int = 8) -> Iterator[slice]:
@@ -85,11 +85,7 @@ class Ring(torch.autograd.Function):
                 for request in requests:
                     request.wait()
                 here = coming
-        out = out.to(q.dtype)
-        ctx.plan = plan
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.set_materialize_grads(False)
-        return out, lse
+        return keep(ctx, plan, q, k, v, out, lse)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:

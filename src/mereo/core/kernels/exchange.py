@@ -1,7 +1,7 @@
 """Attention to the senders of a topology; a table of predicates chooses the execution.
 
 Cost: 2 N S (D + E) FLOPs a head for N receivers, S being what an execution reads for each: its own senders (compiled,
-gathered), the senders of its tile (tiles), all senders (dense). Tiles and gathered copy keys and values as often.
+gathered), the senders of its tile (tiles), all senders (dense). Tiles and gathered copy keys and values S times.
 """
 
 from collections.abc import Callable

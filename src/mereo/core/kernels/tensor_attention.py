@@ -7,7 +7,7 @@ Keys of several sets are one set of products (Khatri-Rao), row j m2 + k for the 
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
 from typing import Any
 
@@ -70,17 +70,9 @@ class Triples:
     @property
     def as_pairs(self) -> "Triples":
         """The same with all sets but the first as one."""
-        rest = None if all(mask is None for mask in self.masks[1:]) else self._rest.together
-        keys, values = products(self.keys[1:]), products(self.values[1:])
-        return Triples(
-            self.q, (self.keys[0], keys), (self.values[0], values), (self.masks[0], rest), self.coupling, self.scale,
-            self.degree,
-        )  # fmt: skip
-
-    @property
-    def _rest(self) -> "Triples":
-        sets = self.keys[1:], self.values[1:], self.masks[1:]
-        return Triples(self.q, *sets, self.coupling, self.scale, self.degree)
+        rest = replace(self, keys=self.keys[1:], values=self.values[1:], masks=self.masks[1:])
+        keys, values = (self.keys[0], products(rest.keys)), (self.values[0], products(rest.values))
+        return replace(self, keys=keys, values=values, masks=(self.masks[0], rest.together))
 
 
 def exact(given: Triples) -> Tensor:

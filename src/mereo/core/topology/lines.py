@@ -78,7 +78,7 @@ class BlockLine(Line):
         length: number of senders; the last block may be shorter.
         block: senders of a block.
         before, behind: senders that a block sees before its first and behind its last one.
-        step: receivers are every so many-th of the cells; divides `block`.
+        step: distance of two receivers in cells; divides `block`.
         causal: whether a receiver sees no sender behind it.
         number: blocks of the axis, those beyond its end included; by default as many as it takes.
     """

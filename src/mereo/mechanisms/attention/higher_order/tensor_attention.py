@@ -128,6 +128,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     promises=("normalised", "masks", "any sender order", "any receiver order", "any length"),
     sender_axes={"0": 1},
     receiver_axes={"0": 1, "output": 1},
+    tuple_size=2,
     largest_input=1e10,  # see LARGEST
     interface="tokens",
     example=_example,
