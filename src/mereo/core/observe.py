@@ -88,7 +88,7 @@ class Observable(nn.Module):
 
 
 BORROWERS: list[Callable[[nn.Module], Observable | None]] = []
-"""Functions from a module of another library to a coupling of which it makes use while that is observed, or None."""
+"""Functions that take a module of another library and give the coupling it uses while observed, or None."""
 
 
 def borrowed(module: nn.Module) -> Observable | None:

@@ -52,7 +52,7 @@ class DataFacts:
 
     @property
     def too_few(self) -> list[str]:
-        """The classes of which there are too few images, unless few are all that there are of any class."""
+        """The classes with too few images; empty where every class has few."""
         few = [name for name, count in self.classes.items() if count < FEWEST]
         return few if len(few) < len(self.classes) else []
 

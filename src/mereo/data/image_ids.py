@@ -28,10 +28,11 @@ class ImageFinder:
                 self._by_name[name].append(path)
 
     def find(self, image: str) -> str | None:
-        """The file that a name in the table stands for; None where there is none.
+        """The file that a name in the table means, or None.
 
-        A path that exists is taken. Otherwise the file of that name, or of that name with a suffix, whose folders agree
-        best with those of the path from the end on; of several, the one in the folder of most names that were found.
+        A path that exists is taken. Otherwise files with that name are compared, also with a suffix: the one whose
+        folders share the longest end with the path is taken, and among equals the one in the folder where most other
+        names were found.
 
         Raises:
             UsageError: for a name that several image files have.

@@ -52,7 +52,10 @@ class Plan:
 
     @cached_property
     def order(self) -> Tensor | None:
-        """Place of each token of the whole sequence among those of process 0, process 1, ...; None for that order."""
+        """Place of each token of the whole sequence in the list of tokens of process 0, process 1, ...
+
+        None where the list has the order of the sequence.
+        """
         if self.layout == "contiguous":
             return None
         total, size = sum(self.columns), self.ranks.size
