@@ -322,6 +322,33 @@ layout(
     Reading(("benign", "normal"), SIX, "a folder"),
     task="classification",
 )
+TILES = many("MT_Break=3", "MT_Crack=3", suffix=".jpg") | many("MT_Break=3", "MT_Crack=3", content="binary")
+layout(
+    "masks of the same names beside images of classes",
+    "abin24/Magnetic-tile-defect-datasets.",
+    TILES,
+    Refusal(("--task segmentation", "--task classification")),
+)
+layout(
+    "masks of the same names, segmentation",
+    "abin24/Magnetic-tile-defect-datasets.",
+    TILES,
+    Reading(("background", "object"), SIX, "a mask beside each image", masks=True),
+    task="segmentation",
+)
+layout(
+    "masks of the same names, classification",
+    "abin24/Magnetic-tile-defect-datasets.",
+    TILES,
+    Reading(("MT_Break", "MT_Crack"), SIX, "a folder"),
+    task="classification",
+)
+layout(
+    "photographs in two formats",
+    "an export beside its originals",
+    many("cat=3", "dog=3", suffix=".jpg") | many("cat=3", "dog=3"),
+    Reading(TWO, {"train": 12}, "a folder"),
+)
 layout(
     "parts without pairs",
     "a CamVid with other names",

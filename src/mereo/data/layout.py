@@ -287,6 +287,8 @@ class Recogniser:
         """The files of each class below a folder."""
         prefix, how = f"{place}/" if place else "", self.options.classes
         tops = {name_of(folder) for folder in self._class_folders(place)}
+        beside = masks_beside(self.contents) if self.options.task == "classification" else {}
+        masks = {mask for pairs in beside.values() for _, mask in pairs}
         classes: dict[str, list[str]] = {name: [] for name in tops} if how in ("auto", "top") else {}
         for file in self.tree.files:
             top, slash, rest = file.removeprefix(prefix).partition("/")
@@ -294,16 +296,10 @@ class Recogniser:
                 continue
             folder = f"{top}/{rest}".rpartition("/")[0]
             name = {"leaf": name_of(folder), "path": folder}.get(how, top)
-            if self.options.task == "classification" and self._is_mask(file):
+            if file in masks:
                 continue
             classes.setdefault(name, []).append(file)
         return classes
-
-    def _is_mask(self, file: str) -> bool:
-        """Whether a file is the mask of an image beside it, by its name."""
-        image = re.sub(r"[_-]masks?(_\d+)?$", "", PurePosixPath(file).stem)
-        folder = self.contents.direct[file.rpartition("/")[0]]
-        return image != PurePosixPath(file).stem and any(PurePosixPath(other).stem == image for other in folder)
 
     def _splits_inside(self, place: str) -> dict[str, dict[str, list[str]]]:
         """The files of each class of each split, where splits are inside of all classes; empty for other folders."""

@@ -3,7 +3,7 @@ beside each image; masks of indices, grey levels or colours."""
 
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from mereo.data.contents import Contents, name_of, suffix_of
 from mereo.data.decode import VOID, Colours, decode_mask
@@ -38,7 +39,12 @@ _LIST = re.compile(r"(?:.*/)?ImageSets/Segmentation/(train|val|test)\.txt")
 _FEW_LEVELS, _BRIGHT = 8, 128
 """Masks with few grey levels, of which the brightest is near white, have levels in place of indices: the largest number
 of levels, and the least brightness."""
+_NEAR = 13
+"""Levels that count as black, and as many as white, where edges are smooth."""
 _LOOKED_AT = 12
+_LOSSY, _COLOURS_OF_A_MASK, _SHARE_OF_A_MASK = (".jpg", ".jpeg"), 8, 0.9
+"""Suffixes of photographs, beside which a file of the same name may be a mask, and the colours that nearly all pixels
+of a mask have, with their least share."""
 
 
 class MaskClasses(NamedTuple):
@@ -138,8 +144,7 @@ def mask_classes(
     else:
         if named is None and coloured is not None:
             named = coloured.names
-        with ThreadPoolExecutor() as pool:
-            found = set[int]().union(*pool.map(_indices, masks if named is None else masks[:_LOOKED_AT]))
+        found = _levels(masks if named is None else masks[:_LOOKED_AT])
         if not found and (colours := _colours_of(masks[:_LOOKED_AT])):
             shown = ", ".join(map(str, colours[:4]))
             raise UsageError(
@@ -162,22 +167,32 @@ def mask_classes(
     return classes
 
 
-def _indices(mask: Callable[[], BinaryIO]) -> set[int]:
-    """The indices in a mask; none for one that cannot be read, which is reported when it is read.
+def _levels(masks: Iterable[Callable[[], BinaryIO]]) -> set[int]:
+    """The indices in masks; those of a mask that cannot be read are left out, which is reported when it is read.
 
-    Of a lossy file, black and white where nearly all pixels are one of the two.
+    Black and white where nearly all pixels are one of the two and the others are of lossy files or of smooth edges.
     """
+    counts, lossy = np.zeros(VOID + 1, np.int64), False
+    with ThreadPoolExecutor() as pool:
+        for found, is_lossy in pool.map(_counts, masks):
+            counts += found
+            lossy = lossy or is_lossy
+    black, edges, white = counts[:_NEAR].sum(), counts[_NEAR:-_NEAR].nonzero()[0], counts[-_NEAR:].sum()
+    smooth = white and len(edges) > _FEW_LEVELS and edges[-1] >= _BRIGHT
+    if (lossy or smooth) and black + white >= 0.9 * counts.sum():
+        return {0, VOID}
+    return set(counts.nonzero()[0].tolist())
+
+
+def _counts(mask: Callable[[], BinaryIO]) -> tuple[NDArray[np.int64], bool]:
+    """How many pixels of a mask have each index, and whether its file is lossy."""
     try:
         with mask() as stream:
             lossy = stream.read(2) == b"\xff\xd8"
             stream.seek(0)
-            pixels = decode_mask(stream)
+            return np.bincount(decode_mask(stream).ravel(), minlength=VOID + 1), lossy
     except Exception:  # a broken file can make a decoder raise nearly anything
-        return set()
-    counts = np.bincount(pixels.ravel(), minlength=VOID + 1)
-    if lossy and counts[:13].sum() + counts[-13:].sum() >= 0.9 * counts.sum():
-        return {0, VOID}
-    return set(counts.nonzero()[0].tolist())
+        return np.zeros(VOID + 1, np.int64), False
 
 
 def _colours_of(masks: Sequence[Callable[[], BinaryIO]]) -> list[tuple[int, ...]]:
@@ -236,7 +251,11 @@ def _by_lists(contents: Contents, pairs: Sequence[tuple[str, str]]) -> dict[str,
 
 
 def masks_beside(contents: Contents) -> dict[str, list[tuple[str, str]]]:
-    """Images whose masks have the same name with an ending, in the same folder, by split; empty if most have none."""
+    """Images whose masks lie in the same folder, by split; empty if most have none.
+
+    A mask has the name of its image with an ending, cat_mask.png; or the same name with a suffix of a lossless format,
+    cat.png beside cat.jpg, if nearly all of these hold few colours.
+    """
     images = [file for file in contents.tree.files if suffix_of(file) in IMAGE_SUFFIXES]
     by_name = {file.rpartition(".")[0]: file for file in images}
     pairs = [
@@ -245,12 +264,29 @@ def masks_beside(contents: Contents) -> dict[str, list[tuple[str, str]]]:
         for ending in ("_mask", "-mask", "_masks")
         if name + ending in by_name
     ]
-    if 3 * len(pairs) < len(images) or not pairs:
-        return {}
+    if 3 * len(pairs) < len(images):
+        lossless = {file.rpartition(".")[0]: file for file in images if suffix_of(file) not in _LOSSY}
+        lossy = [file for file in images if suffix_of(file) in _LOSSY]
+        pairs = [(file, lossless[name]) for file in lossy if (name := file.rpartition(".")[0]) in lossless]
+        drawn = [_is_drawn(contents.tree, mask) for _, mask in pairs[:: max(len(pairs) // _LOOKED_AT, 1)]]
+        if 3 * len(pairs) < len(images) or sum(drawn) < _SHARE_OF_A_MASK * len(drawn):
+            return {}
     splits: dict[str, list[tuple[str, str]]] = {}
     for image, mask in pairs:
         splits.setdefault(SPLITS.get(image.partition("/")[0].lower(), "train"), []).append((image, mask))
     return splits
+
+
+def _is_drawn(tree: Tree, file: str) -> bool:
+    """Whether nearly all pixels of a picture have one of few colours, as in a mask; False for an unreadable one."""
+    from PIL import Image
+
+    try:
+        with tree.open(file) as stream, Image.open(stream) as image:
+            counts = sorted(count for count, _ in image.convert("RGB").getcolors(image.width * image.height) or ())
+            return sum(counts[-_COLOURS_OF_A_MASK:]) >= _SHARE_OF_A_MASK * sum(counts)
+    except Exception:  # a broken file can make a decoder raise nearly anything; it is reported when it is read
+        return False
 
 
 def read_mask_layout(contents: Contents, *, beside: bool, evaluation: bool = False) -> Layout | None:
