@@ -136,6 +136,8 @@ def save_weights(
     Raises:
         UsageError: for a network that was changed otherwise, which the file could not state: what differs.
     """
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model is a {type(model).__name__}; the file comes first: save_weights(path, model).")
     model = checked(model, state)
     metadata = {
         "format": FORMAT,
