@@ -24,24 +24,20 @@ def work(setting: Setting, mode: Mode) -> Work:
     return Work(batch * (8 * tokens * dim**2 + 4 * tokens**2 * dim), FLOAT * (4 * dim**2 + 2 * batch * tokens * dim))
 
 
-def _layer(setting: Setting, name: str, keep: float, method: str) -> Contender:
+def _layer(setting: Setting, name: str, keep: float, *, dense: bool = False) -> Contender:
     def build(mode: Mode) -> Workload:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            layer = SparsifinerAttention(
-                setting.size("dim"), setting.size("heads"), setting.size("tokens"), keep=keep, method=method
-            )
-        layer.set_phase("reconstruction" if method == "auto" else "sparse")
+            layer = SparsifinerAttention(setting.size("dim"), setting.size("heads"), setting.size("tokens"), keep=keep)
+        layer.set_phase("reconstruction" if dense else "sparse")
         return Workload(torch.inference_mode()(layer.to(setting.device).eval()))
 
-    return Contender(name, build, "contender" if method == "auto" else "unchecked")
+    return Contender(name, build, "contender" if dense else "unchecked")
 
 
 def contenders(setting: Setting) -> tuple[Contender, ...]:
     """The dense layer first; the others compute something else on purpose."""
-    ways = (("mask", "dense"), ("kept pairs", "compiled"))
-    others = (_layer(setting, f"keep {keep}, {name}", keep, method) for keep in RATES for name, method in ways)
-    return _layer(setting, "dense", 1.0, "auto"), *others
+    return _layer(setting, "dense", 1.0, dense=True), *(_layer(setting, f"keep {keep}", keep) for keep in RATES)
 
 
 def costs(setting: Setting, quick: bool) -> list[Table]:

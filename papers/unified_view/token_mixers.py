@@ -3,19 +3,13 @@
 import torch
 from torch import Tensor, nn
 
+from mereo.explain import MixingFacts, draw_mixing_matrices, mixing_facts, mixing_matrix
 from mereo.mechanisms.attention import BlockAttention, MultiHeadAttention, NeighborhoodAttention
 from mereo.mechanisms.gate import MixerGate, SqueezeExcite
 from mereo.mechanisms.mixer import SpectralGating
-from mereo.mechanisms.mixer.template import (
-    INSTANCES,
-    MixingFacts,
-    draw_mixing_matrices,
-    make_mixer,
-    mixing_facts,
-    mixing_matrix,
-)
 from mereo.mechanisms.scan import LightningAttention
 from papers.common.settings import Settings
+from papers.unified_view.mixer_template import INSTANCES, make_mixer
 
 SIDE, DIM = 5, 8
 TEMPLATE, OURS = "template.png", "mechanisms.png"

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from mereo.bench import Bench, Request, get_suite, tables_of
 from mereo.bench.cases import parse_sizes
-from mereo.bench.suites.backbones import PRESETS
+from mereo.bench.suites import backbones
+from mereo.bench.suites.backbones import PRESETS, SMALL
 from mereo.bench.tables import heading
 from mereo.cli.bench import choose_models
 from mereo.errors import UsageError
-from mereo.models import is_model
+from mereo.models import get_model_entry, is_model
 from mereo.models.layout import LAYOUTS, Pair, register_layout
 from plain_cnn import PlainCNN, registered
 
@@ -63,6 +64,8 @@ def pairs(model: PlainCNN) -> Iterator[Pair]:
 
 @pytest.fixture(autouse=True)
 def _plain() -> Iterator[None]:
+    for kept in (backbones._theirs, backbones._ours):
+        kept.cache_clear()
     with registered():
         yield
 
@@ -84,7 +87,7 @@ def measured(*models: str, **changes: Any) -> Any:
 
 
 def statuses(run: Any, mode: str) -> dict[str, str]:
-    return {m.contender: m.status for m in run.measurements if m.mode == mode and m.sizes["batch"] == 2}
+    return {m.contender: m.status for m in run.measurements if m.mode == mode and m.sizes["batch"] == 1}
 
 
 @pytest.mark.usefixtures("timm")
@@ -95,10 +98,10 @@ def test_ours_and_timm_with_the_same_weights() -> None:
     assert statuses(run, "training") == {**dict.fromkeys(names, "ok"), "ours fused": "left out"}
     trained = {m.contender: m for m in run.measurements if m.mode == "training"}
     assert trained["ours"].gradient_error is not None and trained["ours"].gradient_error < 1e-4
-    assert {(m.sizes["batch"], m.mode) for m in run.measurements} == {(2, "forward"), (2, "training"), (1, "forward")}
+    assert {(m.sizes["batch"], m.mode) for m in run.measurements} == {(1, "forward"), (1, "training")}
     (table,) = run.tables
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
-    assert [(row["mode"], row["batch"]) for row in rows] == [("forward", "2"), ("training", "2"), ("forward", "1")]
+    assert [(row["mode"], row["batch"]) for row in rows] == [("forward", "1"), ("training", "1")]
     assert all(row["timm / ours"].endswith("x") and row["network"] == "plain_cnn" for row in rows)
     assert rows[1]["timm / fused"] == "-" and rows[0]["timm / fused"] != "-"
     assert tables_of(run)[-1].title == "ours and timm"
@@ -125,10 +128,14 @@ def test_code_from_outside_gets_the_weights_of_ours(monkeypatch: pytest.MonkeyPa
     assert any("missing" in m.note or "unexpected" in m.note for m in run.measurements if m.contender.endswith("other"))
 
 
-def test_gradients_of_something_else_are_noticed(timm: SimpleNamespace) -> None:
+def test_gradients_of_something_else_are_noticed(timm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda call, **how: call)
     timm.create_model = lambda name: Stopped()
-    run = measured("plain_cnn").measure()
-    assert statuses(run, "forward")["ours"] == "ok" and statuses(run, "training")["ours"] == "WRONG"
+    run = measured("plain_cnn", quick=False).measure()
+    assert statuses(run, "forward")["ours"] == "ok"
+    assert {
+        (m.sizes["batch"], m.status) for m in run.measurements if m.mode == "training" and m.contender == "ours"
+    } == {(8, "WRONG")}
     (note,) = {m.note for m in run.measurements if m.status == "WRONG"}
     assert "float64" in note
 
@@ -155,6 +162,19 @@ def test_a_preset_that_is_not_registered_is_skipped_with_a_line() -> None:
     assert any("davit_nowhere" in line for line in heading(run))
     with pytest.raises(UsageError, match=r"nothing to measure.*davit_nowhere"):
         measured("davit_nowhere")
+
+
+def test_quick_measures_a_small_network_of_each_family_once() -> None:
+    bench = Bench(get_suite("backbones"), Request("backbones", quick=True))
+    assert [(case.setting.sizes["model"], case.setting.sizes["batch"]) for case in bench.cases] == [
+        (name, 1) for name in SMALL
+    ]
+    families = [get_model_entry(name).module for name in SMALL]
+    assert {get_model_entry(name).module for name in PRESETS} >= set(families) and len(set(families)) == len(SMALL)
+    chosen = choose_models(get_suite("backbones"), "davit_*")
+    assert {case.setting.word("model") for case in Bench(chosen, Request("backbones", quick=True)).cases} >= {
+        "davit_base"
+    }
 
 
 def test_a_pattern_chooses_among_all_networks() -> None:

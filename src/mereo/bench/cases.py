@@ -19,7 +19,7 @@ class Request:
 
     Attributes:
         suite: its name, or `module:attribute` of one from outside.
-        quick: small sizes and few rounds; compiled contenders are left out.
+        quick: small sizes and few rounds; compiled contenders and gradients in float64 are left out.
         sizes: (name, values) to measure instead of the suite's own; several values make a sweep.
         threads: thread counts, 0 for all; the suite's own when empty.
         outside: contenders from outside, `module:callable`.
@@ -101,6 +101,8 @@ def make_cases(suite: Suite, request: Request) -> list[Case]:
             words = [f"{name}={value}" for name, value in changed.items()]
             cases.append(Case(" ".join([*words, f"threads={threads}"]), setting, axis, threads, suite.modes))
             for further, modes in suite.also:
+                if further.items() <= setting.sizes.items():
+                    continue  # measured already, as under --quick
                 other = Setting({**setting.sizes, **further}, request.device)
                 names = [*words, *(f"{name}={value}" for name, value in further.items()), f"threads={threads}"]
                 cases.append(Case(" ".join(names), other, axis, threads, modes))

@@ -50,7 +50,7 @@ def request_of(options: BenchOptions) -> "Request":
         threads=options.threads,
         outside=options.contender,
         compile=options.compile,
-        memory=options.memory,
+        memory=options.memory and not options.quick,
         seconds=seconds,
         device=str(choose_device(options.device)),
         limit=None if options.memory_limit is None else round(options.memory_limit * 2**30),
@@ -70,7 +70,7 @@ def choose_models(suite: "Suite", pattern: str) -> "Suite":
     chosen = tuple(name for name in names if fnmatch.fnmatch(name, pattern))
     if not chosen:
         raise UsageError(f"models is {pattern!r}, which no network matches; `mereo models` lists them.")
-    return replace(suite, sweeps={**suite.sweeps, "model": chosen})
+    return replace(suite, sweeps={**suite.sweeps, "model": chosen}, quick_sweeps={})
 
 
 def write(run: "Run", options: BenchOptions, more: list["Table"], *, pictures: bool) -> None:

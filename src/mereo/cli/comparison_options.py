@@ -140,7 +140,7 @@ class BenchOptions:
     list: bool = False
     """List the suites and the sizes that --sizes can change."""
     quick: bool = False
-    """Use small sizes and few rounds, and compile nothing."""
+    """Use small sizes and few rounds, compile nothing and measure no memory."""
     threads: tuple[int, ...] = ()
     """Numbers of threads to measure with, 0 for all; by default the suite's."""
     batch_size: int | None = None
@@ -154,7 +154,7 @@ class BenchOptions:
     compile: bool = False
     """Also measure every implementation under torch.compile."""
     memory: bool = True
-    """Measure peak memory."""
+    """Measure peak memory; --quick does not."""
     memory_limit: float | None = None
     """Memory in GiB that an implementation may use when memory is measured; by default the suite's."""
     seconds: float | None = None

@@ -18,6 +18,8 @@ from mereo.explain.explanation import ContributionMap, Explanation, OcclusionMap
 from mereo.explain.folder import write_explanations, write_page
 from mereo.explain.gradient_pictures import draw_gradients
 from mereo.explain.gradients import input_gradients, integrated_gradients
+from mereo.explain.mixing import MixingFacts, mixing_facts, mixing_matrix, token_jacobian
+from mereo.explain.mixing_pictures import draw_mixing_matrices
 from mereo.explain.observation import Observation, observe
 from mereo.explain.occlusion import occlusion_maps
 from mereo.explain.pictures import draw_explanation
@@ -28,13 +30,6 @@ from mereo.explain.sweep_pictures import draw_pose_sweep
 from mereo.explain.trees.growth import parse_trees
 from mereo.explain.trees.pictures import draw_parse_tree
 from mereo.explain.trees.tree import Edge, Node, ParseTree
-from mereo.mechanisms.mixer.template import (
-    MixingFacts,
-    draw_mixing_matrices,
-    mixing_facts,
-    mixing_matrix,
-    token_jacobian,
-)
 
 __all__ = [
     "AttentionLayer",

@@ -4,7 +4,8 @@ import copy
 from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from mereo.core.modes import hooked, must_be_called
@@ -12,6 +13,8 @@ from mereo.core.modes import hooked, must_be_called
 Model = TypeVar("Model", bound=nn.Module)
 _FOLDED = "_is_folded"
 """Attribute of modules that have their form for inference, which is made once."""
+SMALL_MAP = 300
+"""Cells up to which the product of a 1x1 convolution is faster over all images together than image by image."""
 
 
 @runtime_checkable
@@ -25,6 +28,24 @@ class Foldable(Protocol):
     def for_inference(self) -> nn.Module: ...
 
 
+class PointwiseConvolution(nn.Conv2d):
+    """A folded 1x1 convolution: of small maps on a CPU one product of matrices, where PyTorch makes one per image.
+
+    Shapes: (batch, inputs, height, width) -> (batch, outputs, height, width).
+    """
+
+    def forward(self, maps: Tensor) -> Tensor:
+        small = maps.dim() == 4 and maps.shape[2] * maps.shape[3] <= SMALL_MAP and maps.device.type == "cpu"
+        if not small or torch.compiler.is_compiling() or not maps.is_contiguous(memory_format=torch.channels_last):
+            return super().forward(maps)
+        return F.linear(maps.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+
+
+def _is_pointwise(convolution: nn.Conv2d) -> bool:
+    plain = type(convolution) is nn.Conv2d and convolution.groups == 1 and convolution.padding in ((0, 0), "valid")
+    return plain and convolution.kernel_size == (1, 1) and convolution.stride == (1, 1)
+
+
 def _fold_norms(sequence: nn.Sequential) -> None:
     """Fold every batch normalisation directly after a convolution of a sequence into it."""
     for place in range(len(sequence) - 1):
@@ -32,7 +53,9 @@ def _fold_norms(sequence: nn.Sequential) -> None:
         if must_be_called(convolution, norm):
             continue
         if type(norm) is nn.BatchNorm2d and norm.running_mean is not None and isinstance(convolution, nn.Conv2d):
-            sequence[place] = fuse_conv_bn_eval(convolution, norm)
+            sequence[place] = fused = fuse_conv_bn_eval(convolution, norm)
+            if _is_pointwise(fused):
+                fused.__class__ = PointwiseConvolution
             sequence[place + 1] = nn.Identity()
 
 

@@ -1,13 +1,14 @@
-"""Sparsifiner: worked numbers, counts, a reference with loops, its executions, timm's transformers, distillation."""
+"""Sparsifiner: worked numbers, counts, references with loops, timm's transformers, distillation."""
 
+import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import mereo
-from mereo.core.kernels import library
 from mereo.errors import UsageError
 from mereo.mechanisms.attention import MultiHeadAttention, SparsifinerAttention
 from mereo.mechanisms.attention.sparse import attention_cost, keep_tokens, set_phase
@@ -42,8 +43,8 @@ def test_worked_numbers() -> None:
     approx = torch.tensor([[0.75, 0.25]]) @ predictor.basis()
     torch.testing.assert_close(approx, torch.tensor([[0.375, 0.25, 0.175, 0.15]]))
     layer = SparsifinerAttention(4, 1, tokens=4, keep=0.5)
-    best, counts = layer._best(approx[None, None], None)
-    assert best.flatten().tolist() == [0, 1] and counts.all()
+    mask = layer._kept(approx[None, None], None)
+    assert mask[0, 0].tolist() == [[True] * 4, [True, True, False, False]]
 
 
 def test_parameters_and_budgets_of_deit_small() -> None:
@@ -109,8 +110,7 @@ def test_with_all_keys_it_is_dense_attention() -> None:
     layer, x = built(keep=1.0), tokens()
     q, k, v = layer.qkv(x).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
     expected = layer.proj(((q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2).flatten(2))
-    for layer.method in ("dense", "gather"):
-        torch.testing.assert_close(layer(x), expected)
+    torch.testing.assert_close(layer(x), expected)
     layer.keep = 0.3
     assert (layer(x) - expected).abs().max() > 1e-3
     layer.set_phase("reconstruction")
@@ -128,27 +128,35 @@ def test_a_full_basis_gives_the_softmax_of_few_channels() -> None:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_all_executions_agree(masked: bool) -> None:
-    mask = torch.rand(2, 12, generator=torch.Generator().manual_seed(2)) > 0.5 if masked else None
-    for options in ({}, {"mask_threshold": 0.05}, {"prefix": 3}, {"prefix": 0}):
-        here = None if mask is None else torch.ones(2, 13 - options.get("prefix", 1), dtype=torch.bool)
-        if here is not None:
-            here[:, :9] = mask[:, :9]
-        gradients, outs = [], []
-        for method in ("dense", "gather"):
-            layer, x = built(method=method, **options), tokens().requires_grad_()
-            outs.append(layer(x, token_mask=here))
-            (outs[-1] * torch.arange(12)).sum().backward()
-            gradients.append([x.grad, layer.qkv.weight.grad])
-            assert layer.predictor.up.grad is None, "what is kept has no gradient"
-        for a, b in ((outs[0], outs[1]), *zip(*gradients, strict=True)):
-            torch.testing.assert_close(a, b)
-        if library.missing is None:
-            layer, x = built(torch.float32, method="dense", **options), tokens(dtype=torch.float32)
-            expected = layer(x, token_mask=here)
-            layer.method = "compiled"
-            with torch.inference_mode():
-                torch.testing.assert_close(layer(x, token_mask=here), expected, atol=1e-6, rtol=1e-5)
+@pytest.mark.parametrize("options", [{}, {"mask_threshold": 0.05}, {"prefix": 3}, {"prefix": 0}])
+def test_it_attends_to_the_kept_keys_and_what_is_kept_has_no_gradient(options: dict[str, Any], masked: bool) -> None:
+    layer, x = built(**options), tokens().requires_grad_()
+    prefix = options.get("prefix", 1)
+    seen = torch.ones(2, 13, dtype=torch.bool)
+    if masked:
+        seen[:, prefix + 2 : prefix + 7] = False
+    token_mask = seen[:, prefix:] if masked else None
+    approx, mask = layer.maps(x).approx, torch.zeros(2, 3, 13, 13, dtype=torch.bool)
+    for b, h, i in itertools.product(range(2), range(3), range(13)):
+        keys = [j for j in range(13) if seen[b, j]]
+        if i >= prefix:
+            estimate = {j: approx[b, h, i - prefix, j].item() for j in keys}
+            if "mask_threshold" in options:
+                keys = [j for j in keys if estimate[j] > options["mask_threshold"]]
+            else:
+                keys = sorted(keys, key=lambda j: -estimate[j])[: math.ceil(layer.keep * 13)]
+        mask[b, h, i, keys] = True
+    q, k, v = layer.qkv(x).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
+    couplings = (q @ k.mT / 2).masked_fill(~mask, -torch.inf).softmax(-1).nan_to_num()
+    expected = layer.proj((couplings @ v).transpose(1, 2).flatten(2))
+    assert torch.equal(layer.maps(x, token_mask).mask, mask)
+    out = layer(x, token_mask=token_mask)
+    torch.testing.assert_close(out, expected)
+    weights = torch.arange(12)
+    gradients = [torch.autograd.grad((y * weights).sum(), x, retain_graph=True)[0] for y in (out, expected)]
+    torch.testing.assert_close(*gradients)
+    (out * weights).sum().backward()
+    assert layer.predictor.up.grad is None, "what is kept has no gradient"
 
 
 def test_pruned_tokens_are_kept_by_no_query() -> None:
@@ -170,15 +178,11 @@ def test_pruned_tokens_are_kept_by_no_query() -> None:
 
 def test_what_is_recorded_is_what_acts() -> None:
     layer, x = built(), tokens()
-    outs, shown = [], []
-    for layer.method in ("dense", "gather"):
-        with mereo.record(layer) as trace:
-            outs.append(layer(x))
-        shown.append(trace["coupling"])
-    torch.testing.assert_close(*shown)
-    torch.testing.assert_close(*outs)
-    assert torch.equal(shown[0] > 0, layer.maps(x).mask)
-    torch.testing.assert_close(shown[0].sum(-1), torch.ones(2, 3, 13, dtype=torch.float64))
+    with mereo.record(layer) as trace:
+        out = layer(x)
+    torch.testing.assert_close(out, layer(x))
+    assert torch.equal(trace["coupling"] > 0, layer.maps(x).mask)
+    torch.testing.assert_close(trace["coupling"].sum(-1), torch.ones(2, 3, 13, dtype=torch.float64))
 
 
 def test_positions_matter() -> None:
@@ -244,7 +248,7 @@ def test_it_is_distilled_in_two_phases() -> None:
 def test_wrong_arguments_are_refused() -> None:
     for wrong in (
         {"keep": 0.0}, {"keep": 1.5}, {"tokens": 0}, {"num_heads": 5}, {"rank": -1}, {"top_basis": 0},
-        {"basis_threshold": -0.1}, {"prefix": 13}, {"method": "csr"},
+        {"basis_threshold": -0.1}, {"prefix": 13},
     ):  # fmt: skip
         with pytest.raises(UsageError):
             SparsifinerAttention(**{"dim": 12, "num_heads": 3, "tokens": 13, **wrong})
@@ -265,5 +269,3 @@ def test_wrong_arguments_are_refused() -> None:
         mereo.sparsifiner(nn.Linear(2, 2), tokens=4)
     with pytest.raises(UsageError, match="give `tokens`"):
         mereo.sparsifiner(nn.Sequential(MultiHeadAttention(12, 3)))
-    with pytest.raises(UsageError, match="compiled"):
-        built(method="compiled")(tokens())

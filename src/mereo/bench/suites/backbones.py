@@ -6,9 +6,10 @@ float64, since with batch norms many gradients are no larger than the rounding o
 have, or any preset if timm is not installed, is compared with itself: fused and compiled.
 """
 
+import copy
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from importlib.util import find_spec
 from typing import Any, cast
 
@@ -33,6 +34,9 @@ from mereo.models.registry import outline
 PRESETS = ("davit_tiny", "maxvit_tiny_tf_224", "volo_d1_224", "halonet26t", "shvit_s4", "cait_xxs24_224",
            "biformer_tiny", "spectformer_small", "spectformer_h_small", "ninformer_cifar")  # fmt: skip
 """Measured by default."""
+SMALL = ("davit_tiny", "maxvit_pico_rw_256", "volo_d1_224", "halonet26t", "shvit_s1", "cait_xxs24_224", "biformer_tiny",
+         "spectformer_small", "ninformer_cifar")  # fmt: skip
+"""Measured under `--quick`: a small network of each family."""
 OURS, FUSED, COMPILED = "ours", "ours fused", "ours compiled"
 TIMM, TIMM_LAST, TIMM_COMPILED = "timm", "timm channels-last", "timm compiled"
 TAKES = (
@@ -81,28 +85,42 @@ def randomise(model: nn.Module) -> None:
         parameter.add_(NUDGE * torch.randn_like(parameter))
 
 
-def make_theirs(name: str) -> nn.Module:
-    """Timm's network of a preset, with random weights; UnavailableError with the reason if timm has none."""
+@lru_cache(maxsize=1)
+def _theirs(name: str) -> nn.Module:
     reason = why_not_timm(name)
     if reason is not None:
         raise UnavailableError(reason)
     import timm
 
-    model: nn.Module = timm.create_model(get_model_entry(name).name)
-    randomise(model)
-    drop_nothing(model)
-    return model
-
-
-def make_ours(name: str) -> VisionModel:
-    """Our network with the weights that timm's has from the same random numbers; its own where timm has none."""
-    if why_not_timm(name) is None:
-        model = cast(VisionModel, convert(make_theirs(name)))
-    else:
-        model = create_model(name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model: nn.Module = timm.create_model(get_model_entry(name).name)
         randomise(model)
     drop_nothing(model)
     return model
+
+
+@lru_cache(maxsize=1)
+def _ours(name: str) -> VisionModel:
+    if why_not_timm(name) is None:
+        model = cast(VisionModel, convert(_theirs(name)))
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = create_model(name)
+            randomise(model)
+    drop_nothing(model)
+    return model
+
+
+def make_theirs(name: str) -> nn.Module:
+    """Timm's network of a preset, with random weights; UnavailableError with the reason if timm has none."""
+    return copy.deepcopy(_theirs(name))
+
+
+def make_ours(name: str) -> VisionModel:
+    """Our network with the weights of timm's; with random ones where timm has none."""
+    return copy.deepcopy(_ours(name))
 
 
 def _scores(output: Any) -> Tensor:
@@ -278,7 +296,8 @@ BACKBONES = Suite(
     contenders,
     work,
     sweeps={"model": PRESETS},
-    quick={"batch": 2},
+    quick={"batch": 1},
+    quick_sweeps={"model": SMALL},
     memory=("forward", "training"),
     tolerance=1e-3,
     gradient_tolerance=5e-2,  # of float32 in channels-last memory, where timm's own differ from its contiguous ones

@@ -7,6 +7,7 @@ all (`mereo.core.kernels.cross_agreement`): its memory is that of capsules, coup
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +15,9 @@ from torch import Tensor, nn
 from mereo.core import Coupling, DenseVotes, Grid, bounded, depends, mechanism, squash
 from mereo.core.coupling import Over
 from mereo.core.kernels.cross_agreement import best_agreement
-from mereo.core.kernels.methods import cannot_run_here
+from mereo.core.kernels.methods import execute
 from mereo.core.kernels.transforms import steps_aside
-from mereo.errors import UsageError, check_choice, check_positive
+from mereo.errors import UsageError, check_positive
 
 LARGE_VOTES = 1 << 24
 """Entries of the votes above which transforms of their own are streamed too, for memory; below, that is slower."""
@@ -156,27 +157,12 @@ class CrossAgreementRouting(nn.Module):
         first = torch.arange(members.shape[1], device=fine.device) * self.members
         return first + place, best * votes.shape[-1] ** -0.5
 
-    def _plain(self, fine: Tensor, coarse: Tensor) -> Tensor:
-        votes = DenseVotes(coarse, self.weight, method="stored")
-        scores = self.agreement(fine, votes.dense().squeeze(1)).unsqueeze(1)
-        return votes.combine(self.coupling(scores)).squeeze(1)
-
-    def _streamed(self, fine: Tensor, coarse: Tensor) -> Tensor:
-        votes = DenseVotes(coarse, self.weight, method="streamed")
-        scores = best_agreement(self._members(fine), bounded(coarse), self.weight, self._own_weight())
-        return votes.combine(self.coupling(scores.unsqueeze(1) * self.weight.shape[-1] ** -0.5)).squeeze(1)
-
     def forward(self, fine: Tensor, coarse: Tensor, *, method: str = "auto") -> Tensor:
-        check_choice("method", method, ["auto", *METHODS])
-        if method == "auto":
-            receivers, senders, _, pose = self.weight.shape
-            large = coarse.shape[0] * receivers * senders * pose > LARGE_VOTES
-            names = list(METHODS) if self.fine_weight is None or large else ["plain"]
-            method = next(name for name in names if METHODS[name][1]() is None)
-        run, cannot = METHODS[method]
-        if (reason := cannot()) is not None:
-            raise cannot_run_here(method, reason, "plain")
-        return squash(run(self, fine, coarse))
+        receivers, senders, _, pose = self.weight.shape
+        large = coarse.shape[0] * receivers * senders * pose > LARGE_VOTES
+        if method == "auto" and self.fine_weight is not None and not large:
+            method = "plain"
+        return squash(execute(METHODS, _Call(self, fine, coarse), method, always="plain"))
 
     def extra_repr(self) -> str:
         receivers, coarse, coarse_dim, receiver_dim = self.weight.shape
@@ -184,8 +170,28 @@ class CrossAgreementRouting(nn.Module):
         return f"{coarse} x {coarse_dim} -> {receivers} x {receiver_dim}, members={self.members}, shared={shared}"
 
 
-METHODS: dict[str, tuple[Callable[[CrossAgreementRouting, Tensor, Tensor], Tensor], Callable[[], str | None]]] = {
-    "streamed": (CrossAgreementRouting._streamed, steps_aside),
-    "plain": (CrossAgreementRouting._plain, lambda: None),
+class _Call(NamedTuple):
+    routing: CrossAgreementRouting
+    fine: Tensor
+    coarse: Tensor
+
+
+def _plain(call: _Call) -> Tensor:
+    routing, fine, coarse = call
+    votes = DenseVotes(coarse, routing.weight, method="stored")
+    scores = routing.agreement(fine, votes.dense().squeeze(1)).unsqueeze(1)
+    return votes.combine(routing.coupling(scores)).squeeze(1)
+
+
+def _streamed(call: _Call) -> Tensor:
+    routing, fine, coarse = call
+    votes = DenseVotes(coarse, routing.weight, method="streamed")
+    scores = best_agreement(routing._members(fine), bounded(coarse), routing.weight, routing._own_weight())
+    return votes.combine(routing.coupling(scores.unsqueeze(1) * routing.weight.shape[-1] ** -0.5)).squeeze(1)
+
+
+METHODS: dict[str, tuple[Callable[[_Call], Tensor], Callable[[_Call], str | None]]] = {
+    "streamed": (_streamed, lambda call: steps_aside()),
+    "plain": (_plain, lambda call: None),
 }
 """Name -> (function, why it cannot run: None if it can), the preferred first. Both couple through the Coupling."""

@@ -6,7 +6,7 @@ Cost: for T tokens of D numbers a head, K columns and k keys a query: T D^2 ln D
     compares maps of T x T.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
 from mereo.core.kernels.column_attention import cannot_run, column_attention
-from mereo.core.kernels.methods import cannot_run_here
+from mereo.core.kernels.methods import execute
 from mereo.core.squash import accumulation_type
 from mereo.core.topology import KeyLists
 from mereo.core.topology.base import LARGEST_DENSE
@@ -22,7 +22,6 @@ from mereo.errors import UsageError, check_choice, check_finite, check_positive
 from mereo.mechanisms.attention.sparse import sea_mask
 from mereo.mechanisms.attention.sparse.sea_estimate import KernelAttention, MapDecoder, PositionValues
 
-METHODS = ("auto", "dense", "lists", "compiled")
 QUERIES = 256
 """Queries whose lists of keys are gathered together."""
 
@@ -50,6 +49,74 @@ class _Estimate(NamedTuple):
     lengths: Tensor
     places: Tensor
     valid: Tensor | None
+    causal: bool
+
+
+class _Kept(NamedTuple):
+    """Attention to the keys that an estimate keeps, times the first gate of each query."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    given: _Estimate
+    coupling: Coupling
+    scale: float
+
+
+def _dense(call: _Kept) -> Tensor:
+    """Scores of all pairs, with a mask of the kept ones."""
+    q, k, v, given, coupling, scale = call
+    kept, seen = sea_mask.stretch(given.kept, given.lengths, given.places, given.causal, given.valid)
+    return coupling((q * scale) @ k.mT, kept & seen, weight=given.scale.unsqueeze(-1)) @ v
+
+
+def _first_valid(valid: Tensor) -> Tensor:
+    """Numbers of the tokens, those that take part before padding: bool (batch, tokens) -> int64 (batch, tokens)."""
+    return valid.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
+
+
+def _lists(call: _Kept) -> Tensor:
+    """Scores of lists of keys; only these are ever made."""
+    q, k, v, given, coupling, scale = call
+    lists = sea_mask.listed(given.kept, given.lengths)
+    if given.valid is not None:
+        order = _first_valid(given.valid)[:, None, None, :].expand(*lists.shape[:3], -1)
+        lists = order.gather(3, lists.clamp(min=0)).where(lists >= 0, -1)
+
+    def rows_of(x: Tensor, here: Tensor) -> Tensor:
+        index = here.clamp(min=0).flatten(2).unsqueeze(-1).expand(-1, -1, -1, x.shape[-1])
+        return x.gather(2, index).unflatten(2, here.shape[2:])
+
+    parts = list(zip((q * scale).split(QUERIES, 2), lists.split(QUERIES, 2), strict=True))
+    scores = torch.cat([(rows_of(k, here) @ x.unsqueeze(-1)).squeeze(-1) for x, here in parts], 2)
+    tiles = KeyLists(lists, k.shape[2])
+    couplings = coupling(scores, lists >= 0, weight=given.scale.unsqueeze(-1), tiles=tiles)
+    pieces = zip(couplings.split(QUERIES, 2), lists.split(QUERIES, 2), strict=True)
+    return torch.cat([(c.unsqueeze(-2) @ rows_of(v, here)).squeeze(-2) for c, here in pieces], 2)
+
+
+def _compiled(call: _Kept) -> Tensor:
+    """Runs of keys in C++, for which the keys that are seen come first."""
+    q, k, v, given, _, scale = call
+    if given.valid is not None:
+        index = _first_valid(given.valid)[:, None, :, None].expand_as(k)
+        k, v = k.gather(2, index), v.gather(2, index)
+    lengths = given.lengths.expand(q.shape[0], -1)
+    return column_attention(q, k, v, given.kept, lengths, given.scale, scale)
+
+
+def _compiled_cannot(call: _Kept) -> str | None:
+    if call.coupling.watched:
+        return "the couplings are observed"
+    return cannot_run(call.q, call.k, call.v, call.given.scale)
+
+
+METHODS: dict[str, tuple[Callable[[_Kept], Tensor], Callable[[_Kept], str | None]]] = {
+    "compiled": (_compiled, _compiled_cannot),
+    "dense": (_dense, lambda call: None),
+    "lists": (_lists, lambda call: None),
+}
+"""Name -> (function, why it cannot run: None if it can), the preferred first."""
 
 
 def map_losses(student: Tensor, teacher: Tensor) -> Tensor:
@@ -145,7 +212,7 @@ class SeaAttention(nn.Module):
         super().__init__()
         check_positive(num_heads=num_heads, head_dim=head_dim, columns=columns, top_k=top_k, max_len=max_len)
         check_choice("group", group, sea_mask.GROUPS)
-        check_choice("method", method, METHODS)
+        check_choice("method", method, ["auto", *METHODS])
         if columns % (4 if causal else 2):
             raise UsageError(f"columns is {columns}; it must be a multiple of {4 if causal else 2}.")
         if causal and group != "causal_batch":
@@ -203,7 +270,7 @@ class SeaAttention(nn.Module):
         scores = self.decoder(z)
         kept = sea_mask.choose(scores.softmax(-1), lengths, self.top_k, self.group, causal=self.causal, valid=valid)
         scale, share = self.gates(z).sigmoid().unbind(-1)
-        return _Estimate(scores, kept, scale, share, lengths, places, valid)
+        return _Estimate(scores, kept, scale, share, lengths, places, valid, self.causal)
 
     def _mean(self, v: Tensor, given: _Estimate) -> Tensor:
         """The mean of the values that is mixed in: (batch, heads, tokens or 1, head_dim)."""
@@ -221,49 +288,6 @@ class SeaAttention(nn.Module):
         each = each if given.valid is None else each * given.valid.unsqueeze(1)
         return (each.unsqueeze(2) @ wide).to(v.dtype)
 
-    def _over_all(self, q: Tensor, k: Tensor, v: Tensor, given: _Estimate) -> Tensor:
-        """Scores of all pairs, with a mask of the kept ones."""
-        kept, seen = sea_mask.stretch(given.kept, given.lengths, given.places, self.causal, given.valid)
-        return self.coupling((q * self.scale) @ k.mT, kept & seen, weight=given.scale.unsqueeze(-1)) @ v
-
-    def _over_lists(self, q: Tensor, k: Tensor, v: Tensor, given: _Estimate) -> Tensor:
-        """Scores of lists of keys; only these are ever made."""
-        lists = sea_mask.listed(given.kept, given.lengths)
-        if given.valid is not None:
-            order = given.valid.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
-            numbers = order[:, None, None, :].expand(*lists.shape[:3], -1).gather(3, lists.clamp(min=0))
-            lists = numbers.where(lists >= 0, -1)
-
-        def rows_of(x: Tensor, here: Tensor) -> Tensor:
-            index = here.clamp(min=0).flatten(2).unsqueeze(-1).expand(-1, -1, -1, x.shape[-1])
-            return x.gather(2, index).unflatten(2, here.shape[2:])
-
-        parts = list(zip((q * self.scale).split(QUERIES, 2), lists.split(QUERIES, 2), strict=True))
-        scores = torch.cat([(rows_of(k, here) @ x.unsqueeze(-1)).squeeze(-1) for x, here in parts], 2)
-        tiles = KeyLists(lists, k.shape[2])
-        couplings = self.coupling(scores, lists >= 0, weight=given.scale.unsqueeze(-1), tiles=tiles)
-        pieces = zip(couplings.split(QUERIES, 2), lists.split(QUERIES, 2), strict=True)
-        return torch.cat([(c.unsqueeze(-2) @ rows_of(v, here)).squeeze(-2) for c, here in pieces], 2)
-
-    def _over_runs(self, q: Tensor, k: Tensor, v: Tensor, given: _Estimate) -> Tensor:
-        """The compiled pass, for which the keys that are seen come first."""
-        if given.valid is not None:
-            order = given.valid.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
-            index = order[:, None, :, None].expand_as(k)
-            k, v = k.gather(2, index), v.gather(2, index)
-        lengths = given.lengths.expand(q.shape[0], -1)
-        return column_attention(q, k, v, given.kept, lengths, given.scale, self.scale)
-
-    def _method(self, q: Tensor, k: Tensor, v: Tensor, given: _Estimate) -> str:
-        reason = cannot_run(q, k, v, given.scale) or ("couplings are observed" if self.coupling.watched else None)
-        if self.method == "compiled" and reason is not None:
-            raise cannot_run_here("compiled", reason, "lists")
-        if self.method != "auto":
-            return self.method
-        if reason is None:
-            return "compiled"
-        return "lists" if self.coupling.watched and q.shape[:3].numel() * q.shape[2] > LARGEST_DENSE else "dense"
-
     def _observe(self, q: Tensor, k: Tensor, given: _Estimate) -> None:
         """Maps over all keys for a teacher's losses, while something records them in training."""
         if not self.training:
@@ -275,8 +299,10 @@ class SeaAttention(nn.Module):
             self.dense((q * self.scale) @ k.mT, seen)
 
     def _mixed(self, q: Tensor, k: Tensor, v: Tensor, given: _Estimate) -> Tensor:
-        run = {"dense": self._over_all, "lists": self._over_lists, "compiled": self._over_runs}
-        attended = run[self._method(q, k, v, given)](q, k, v, given)
+        method = self.method
+        if method == "auto" and self.coupling.watched and q.shape[:3].numel() * q.shape[2] > LARGEST_DENSE:
+            method = "lists"  # the map that is recorded would be too large
+        attended = execute(METHODS, _Kept(q, k, v, given, self.coupling, self.scale), method, always="lists")
         share = given.share.unsqueeze(-1)
         out = share * attended + (1 - share) * self._mean(v, given)
         if given.valid is not None:

@@ -1,8 +1,9 @@
 """Sparsifiner: a cheap predictor of low rank decides, image by image, which keys each query attends to.
 
 Source: Wei, Duke, Jiang, Aarabi, Taylor, Shkurti 2023, arXiv:2303.13755.
-Cost: `attention_cost` counts multiply-adds; for DeiT-S 52 % of those of dense attention with a quarter of the keys, and
-    117 % with nine tenths. What is saved shows where only kept pairs are computed and there are many tokens.
+Cost: that of dense attention and of the predictor, since kept pairs are a mask here: on CPUs, passes over only the
+    kept pairs were slower. `attention_cost` counts the multiply-adds where only kept pairs are computed; for DeiT-S
+    52 % of those of dense attention with a quarter of the keys, and 117 % with nine tenths.
 """
 
 import math
@@ -15,9 +16,6 @@ from torch import Tensor, nn
 from mereo.core import Coupling, mechanism
 from mereo.core.initialise import start_linears
 from mereo.core.kernels.attention import attend
-from mereo.core.kernels.column_attention import cannot_run, column_attention
-from mereo.core.kernels.methods import cannot_run_here
-from mereo.core.topology import KeyLists
 from mereo.errors import (
     UsageError,
     check_choice,
@@ -29,12 +27,6 @@ from mereo.errors import (
 )
 from mereo.mechanisms.attention.dense import MultiHeadAttention
 from mereo.mechanisms.attention.hosted import HostedAttention, attention_drop, split_heads
-
-METHODS = ("auto", "dense", "gather", "compiled")
-COMPILED_FROM = 1000
-"""Tokens from which the compiled pass over kept pairs is faster than a mask over all, at a quarter of the keys."""
-COMPILED_UP_TO = 0.3
-"""Share of the keys up to which it is."""
 
 
 class SparsifinerMaps(NamedTuple):
@@ -195,9 +187,6 @@ class SparsifinerAttention(HostedAttention):
         mask_threshold: keep the entries of A above this, instead of the b largest.
         prefix: number of tokens before the patches, which attend to all keys.
         qkv_bias: biases of the projection to queries, keys and values.
-        method: "dense" attends with a mask over all keys, "gather" to copies of the kept keys, "compiled" to runs of
-            keys in C++ (CPU, float32, without gradients); "auto" takes "compiled" where it can run, for many tokens of
-            which few are kept, and else "dense".
         host: an attention layer whose projections are used, of `dim` and `num_heads`; new ones by default.
 
     Shapes: tokens (batch, tokens, dim), token_mask bool (batch, tokens - prefix), False for patches that no query may
@@ -228,12 +217,10 @@ class SparsifinerAttention(HostedAttention):
         mask_threshold: float | None = None,
         prefix: int = 1,
         qkv_bias: bool = True,
-        method: str = "auto",
         host: nn.Module | None = None,
     ) -> None:
         check_heads(dim, num_heads)
         check_positive(tokens=tokens)
-        check_choice("method", method, METHODS)
         check_fraction(keep=keep)
         if not 0 <= prefix < tokens:
             raise UsageError(f"prefix is {prefix} with {tokens} tokens; at least one token must be a patch.")
@@ -249,7 +236,6 @@ class SparsifinerAttention(HostedAttention):
             )
         super().__init__(_Projections(dim, num_heads, qkv_bias) if host is None else host)
         self.tokens, self.keep, self.prefix, self.mask_threshold = tokens, keep, prefix, mask_threshold
-        self.method, self.phase = method, "sparse"
         self.coupling = Coupling("senders", dropout=0.0 if host is None else attention_drop(host))
         self.predictor = ConnectivityPredictor(
             tokens, self.head_dim, rank, low_dim, top_basis=top_basis, basis_threshold=basis_threshold,
@@ -267,63 +253,25 @@ class SparsifinerAttention(HostedAttention):
         self.phase, self.predictor.reduced = phase, phase == "sparse"
         self.predictor.requires_grad_(phase == "reconstruction")
 
-    def _best(self, approx: Tensor, token_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The b keys of each query with the largest estimates, and which of them count.
-
-        Shapes: -> int64 and bool (batch, heads, queries, b).
-        """
-        approx = approx.detach()
-        if token_mask is not None:
-            approx = approx.masked_fill(~self._seen(token_mask), -torch.inf)
-        most = self.tokens if self.mask_threshold is not None else kept_keys(self.tokens, self.keep)
-        best = approx.topk(most, -1)
-        counts = torch.ones_like(best.values, dtype=torch.bool) if token_mask is None else best.values > -torch.inf
-        return best.indices, counts if self.mask_threshold is None else counts & (best.values > self.mask_threshold)
-
     def _seen(self, token_mask: Tensor) -> Tensor:
         """Keys that may be kept: bool (batch, 1, 1, tokens)."""
         return F.pad(token_mask, (self.prefix, 0), value=True)[:, None, None, :]
 
-    def _mask(self, best: Tensor, counts: Tensor, token_mask: Tensor | None) -> Tensor:
-        """Kept pairs with the rows of the prefix: bool (batch, heads, tokens, tokens)."""
-        shape = (*best.shape[:3], self.tokens)
-        mask = torch.zeros(shape, dtype=torch.bool, device=best.device).scatter(-1, best, counts)
-        mask = F.pad(mask, (0, 0, self.prefix, 0), value=True)
-        return mask if token_mask is None else mask & self._seen(token_mask)
+    def _kept(self, approx: Tensor, token_mask: Tensor | None) -> Tensor:
+        """The b keys of each query with the largest estimates; all keys in the rows of the prefix.
 
-    def _gathered(
-        self, q: Tensor, k: Tensor, v: Tensor, best: Tensor, counts: Tensor, token_mask: Tensor | None
-    ) -> Tensor:
-        """Attention to copies of the kept keys; the prefix attends to all of them, in a call of its own."""
-        everything = torch.arange(self.tokens, device=q.device).expand(*best.shape[:2], self.prefix, -1)
-        lists = F.pad(best.where(counts, -1), (0, self.tokens - best.shape[-1]), value=-1)
-        tiles = KeyLists(torch.cat((everything, lists), 2), self.tokens) if self.coupling.watched else None
-        index = best.flatten(2).unsqueeze(-1)
-        keys, values = (x.gather(2, index.expand(-1, -1, -1, x.shape[-1])).unflatten(2, best.shape[2:]) for x in (k, v))
-        scale = self.head_dim**-0.5
-        patches = (keys @ (q[:, :, self.prefix :] * scale).unsqueeze(-1)).squeeze(-1)
-        first = (q[:, :, : self.prefix] * scale) @ k.mT
-        rest = (0, self.tokens - best.shape[-1])
-        scores, mask = torch.cat((first, F.pad(patches, rest)), 2), F.pad(counts, rest)
-        if token_mask is None:
-            mask = F.pad(mask, (0, 0, self.prefix, 0), value=True)
+        Shapes: approx (batch, heads, tokens - prefix, tokens) -> bool (batch, heads, tokens, tokens).
+        """
+        approx, seen = approx.detach(), None if token_mask is None else self._seen(token_mask)
+        if seen is not None:
+            approx = approx.masked_fill(~seen, -torch.inf)
+        if self.mask_threshold is None:
+            best = approx.topk(kept_keys(self.tokens, self.keep), -1).indices
+            mask = torch.zeros_like(approx, dtype=torch.bool).scatter(-1, best, True)
         else:
-            mask = torch.cat((self._seen(token_mask).expand_as(first), mask), 2)
-        couplings = self.coupling(scores, mask, tiles=tiles)
-        of_prefix = couplings[:, :, : self.prefix] @ v
-        of_patches = (couplings[:, :, self.prefix :, None, : best.shape[-1]] @ values).squeeze(-2)
-        return torch.cat((of_prefix, of_patches), 2)
-
-    def _way(self, q: Tensor, k: Tensor, v: Tensor) -> str:
-        reason = cannot_run(q, k, v) or ("couplings are observed" if self.coupling.watched else None)
-        if self.coupling.training and self.coupling.dropout:
-            reason = reason or "couplings are dropped"
-        if self.method == "compiled" and reason is not None:
-            raise cannot_run_here("compiled", reason, "gather")
-        if self.method != "auto":
-            return self.method
-        pays = self.tokens >= COMPILED_FROM and self.keep <= COMPILED_UP_TO
-        return "compiled" if pays and reason is None else "dense"
+            mask = approx > self.mask_threshold
+        mask = F.pad(mask, (0, 0, self.prefix, 0), value=True)
+        return mask if seen is None else mask & seen
 
     def exchange(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None = None) -> Tensor:
         if q.shape[2] != self.tokens:
@@ -338,17 +286,8 @@ class SparsifinerAttention(HostedAttention):
                 self.predictor(q, k)  # for a loss on what it gives
             mask = None if token_mask is None else self._seen(token_mask)
             return attend(q, k, v, self.coupling, mask=mask).transpose(1, 2).flatten(2)
-        best, counts = self._best(self.predictor(q, k), token_mask)
-        way = self._way(q, k, v)
-        if way == "gather":
-            out = self._gathered(q, k, v, best, counts, token_mask)
-        elif way == "dense":
-            out = attend(q, k, v, self.coupling, mask=self._mask(best, counts, token_mask))
-        else:
-            lengths = torch.full((q.shape[0], self.tokens), self.tokens, device=q.device)
-            ones, mask = torch.ones_like(q[..., 0]), self._mask(best, counts, token_mask)
-            out = column_attention(q, k, v, mask, lengths, ones, self.head_dim**-0.5)
-        return out.transpose(1, 2).flatten(2)
+        mask = self._kept(self.predictor(q, k), token_mask)
+        return attend(q, k, v, self.coupling, mask=mask).transpose(1, 2).flatten(2)
 
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, token_mask: Tensor | None = None
@@ -359,8 +298,7 @@ class SparsifinerAttention(HostedAttention):
         """The estimate, its coefficients and what is kept: (batch, tokens, dim) -> `SparsifinerMaps`."""
         q, k, _ = split_heads(self, x)
         approx = self.predictor(q, k)
-        mask = self._mask(*self._best(approx, token_mask), token_mask)
-        return SparsifinerMaps(approx, self.predictor.coefficients(q, k), mask)
+        return SparsifinerMaps(approx, self.predictor.coefficients(q, k), self._kept(approx, token_mask))
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, tokens={self.tokens}, keep={self.keep}, phase={self.phase!r}"

@@ -2,15 +2,11 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-import mereo.catalogue  # noqa: F401
-from mereo.core import get_mechanism
 from mereo.errors import UsageError
-from mereo.mechanisms.attention import MultiHeadAttention, NeighborhoodAttention
-from mereo.mechanisms.gate import SqueezeExcite
-from mereo.mechanisms.mixer import SpectralGating
-from mereo.mechanisms.mixer.template import (
+from mereo.explain import draw_mixing_matrices, mixing_facts, mixing_matrix, token_jacobian
+from papers.unified_view.mixer_template import (
     INSTANCES,
     ConvolutionMix,
     FourierMix,
@@ -22,14 +18,9 @@ from mereo.mechanisms.mixer.template import (
     PoolingMix,
     StateSpaceMix,
     TokenMixer,
-    draw_mixing_matrices,
     make_mixer,
-    mixing_facts,
-    mixing_matrix,
     multiply,
-    token_jacobian,
 )
-from mereo.mechanisms.scan import LightningAttention
 
 LENGTH, DIM = 12, 6
 
@@ -48,7 +39,7 @@ def test_matrix_times_values_equals_the_fast_product(name: str) -> None:
     torch.testing.assert_close(made(x), made.explicit(x), rtol=1e-12, atol=1e-12)
     values = torch.randn_like(x)
     expected = multiply(made.mix.matrix(x), values.to(made.mix.matrix(x).dtype))
-    torch.testing.assert_close(made.mix.apply(x, values), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(made.mix(x, values), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", INSTANCES)
@@ -60,7 +51,6 @@ def test_facts_of_the_taxonomy(name: str) -> None:
     assert facts.causal == (name in ("causal attention", "causal linear attention", "decay", "state space", "identity"))
     normalised = ("attention", "linear attention", "random features", "pooling", "identity")
     assert facts.rows_sum_to_one == name.endswith(normalised)
-    assert made.mix.complexity(64, DIM) > 0
     filled = {"identity": 1 / LENGTH, "local attention": 5 / LENGTH, "pooling": (5 * LENGTH - 6) / LENGTH**2}
     assert facts.filled == pytest.approx(filled.get(name, facts.filled))
 
@@ -120,60 +110,6 @@ def test_jacobian_of_linear_mixers_is_the_matrix_itself() -> None:
     torch.testing.assert_close(norms, learned.mix.weight.detach().abs() * DIM**0.5)
 
 
-def test_matrices_of_our_mechanisms() -> None:
-    x = tokens()
-    attention = MultiHeadAttention(DIM, 2, causal=True).double()
-    matrix = mixing_matrix(attention, x)
-    assert matrix.shape == (2, 2, LENGTH, LENGTH)
-    # The couplings are M of the template: values times them, projected, are the output.
-    torch.testing.assert_close(attention.proj(multiply(matrix, attention.value(x))), attention(x))
-    assert mixing_facts(attention, x).causal and mixing_facts(attention, x, how="jacobian").causal
-
-    near = NeighborhoodAttention(DIM, 2, window=3, axes=1).double()
-    band = (torch.arange(LENGTH).unsqueeze(1) - torch.arange(LENGTH)).abs() <= 2
-    for how in ("couplings", "jacobian"):
-        matrix = mixing_matrix(near, x, how=how)
-        assert (matrix[..., ~band] == 0).all() and mixing_facts(near, x, how=how).filled == pytest.approx(3 / LENGTH)
-
-    scan = LightningAttention(DIM, 2, block=4).double()
-    assert mixing_facts(scan, x).causal and mixing_facts(scan, x).depends_on_input
-
-    filters = SpectralGating(DIM, (3, 4)).double()
-    facts = mixing_facts(filters, x)
-    assert not facts.depends_on_input and not facts.causal
-    # A circular convolution: every row of the map of token pairs is a shift of the first.
-    matrix = mixing_matrix(filters, x)[0, 0].unflatten(0, (3, 4)).unflatten(-1, (3, 4))
-    torch.testing.assert_close(matrix[2, 3].roll((-2, -3), (0, 1)), matrix[0, 0])
-
-    gate = SqueezeExcite(DIM, 3).double()
-    maps = torch.randn(2, DIM, 3, 3, dtype=torch.float64)
-    assert mixing_matrix(gate, maps).shape == (2, 1, 9, 9) and mixing_facts(gate, maps).filled > 0.5
-
-
-def test_every_attention_of_the_catalogue_gives_a_matrix() -> None:
-    for name in ("multi_head", "hopfield", "halo", "block_attention", "talking_heads"):
-        module, inputs = get_mechanism(name).example()
-        matrix = mixing_matrix(module.eval(), *inputs)
-        assert matrix.dim() == 4 and matrix.isfinite().all()
-
-
-def test_one_of_several_couplings_by_name() -> None:
-    model, x = nn.Sequential(MultiHeadAttention(DIM, 2), MultiHeadAttention(DIM, 3)).double(), tokens()
-    assert mixing_matrix(model, x).shape[1] == 3
-    assert mixing_matrix(model, x, name="0.coupling").shape[1] == 2
-    with pytest.raises(UsageError, match="give one of them"):
-        mixing_matrix(model, x, name="2.coupling")
-    with pytest.raises(UsageError, match="no couplings"):
-        mixing_matrix(nn.Linear(DIM, DIM).double(), x, how="couplings")
-
-
-def test_modules_can_still_apply_a_function() -> None:
-    seen = []
-    made = mixer("attention")
-    assert made.mix.apply(lambda module: seen.append(type(module).__name__)) is made.mix
-    assert "Linear" in seen and seen[-1] == "SoftmaxMix"
-
-
 def test_bad_input() -> None:
     with pytest.raises(UsageError, match="unknown token mixer"):
         make_mixer("magic", 4, 4)
@@ -185,12 +121,6 @@ def test_bad_input() -> None:
         make_mixer("attention", 4, 5)
     with pytest.raises(UsageError, match="features is 'cosine'"):
         KernelMix(4, 2, "cosine")
-    with pytest.raises(UsageError, match="how is"):
-        mixing_matrix(nn.Identity(), tokens(), how="guess")
-    with pytest.raises(UsageError, match="outputs a sample"):
-        token_jacobian(nn.Identity(), torch.zeros(1, 300, 300))
-    with pytest.raises(UsageError, match="token_axes"):
-        token_jacobian(nn.Identity(), torch.zeros(3, 3))
     with pytest.raises(TypeError):
         Mix()
 

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from mereo.core import record
 from mereo.errors import UsageError, check_choice
-from mereo.mechanisms.mixer.template.base import TokenMixer
 
 WAYS = ("auto", "couplings", "jacobian")
 MOST_OUTPUTS = 2**14
@@ -65,22 +64,19 @@ def mixing_matrix(
     """The mixing matrix of a module for these inputs: the weight of each sender in each receiver.
 
     Args:
-        module: a `TokenMixer`, or any mechanism or layer whose inputs and outputs are tokens.
+        module: any mechanism or layer whose inputs and outputs are tokens.
         how: "couplings": those that `record` shows. "jacobian": the norm of the derivative of token t's output by token
-            s's input, which exists for every module. "auto": the matrix of a `TokenMixer`, else couplings where there
-            are any.
+            s's input, which exists for every module. "auto": what a method `mixing_matrix` of the module returns, where
+            it has one; else couplings where there are any.
         name: of the coupling, where there are several; the last by default.
         token_axes: see `token_jacobian`.
 
-    Shapes: -> (batch, heads, receivers, senders); one head for a Jacobian; of a `TokenMixer` with a matrix for each
-        channel, heads are channels.
+    Shapes: -> (batch, heads, receivers, senders); one head for a Jacobian.
     """
     check_choice("how", how, WAYS)
-    if how == "auto" and isinstance(module, TokenMixer):
-        matrix = module.mix.matrix(inputs[0]).detach()
-        if matrix.dim() < 4:
-            matrix = (matrix if matrix.dim() == 3 else matrix.unsqueeze(0)).expand(len(inputs[0]), -1, -1, -1)
-        return matrix
+    if how == "auto" and (own := getattr(module, "mixing_matrix", None)) is not None:
+        matrix: Tensor = own(*inputs)
+        return matrix.detach()
     if how != "jacobian":
         with torch.no_grad(), record(module) as trace:
             module(*inputs)
