@@ -103,6 +103,32 @@ def row_of_panels(titles: Iterable[str], width: float, height: float, **given: A
     return figure, panels
 
 
+def new_canvas(width: float, height: float, dpi: int = 130) -> tuple[Any, Any]:
+    """A figure of this size, and axes over the whole of it in inches, from (0, 0) at its lower left.
+
+    For pictures that are more than a grid of panels, and for many small images: laying out axes for each takes seconds.
+    """
+    figure = new_figure(width, height, layout=None, dpi=dpi)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, width), ylim=(0, height))
+    axes.set_axis_off()
+    return figure, axes
+
+
+def paste(axes: Any, image: "Tensor", left: float, top: float, width: float, height: float) -> None:
+    """An image (channels, height, width) in [0, 1] into a rectangle of a canvas, `top` being its upper edge."""
+    axes.imshow(
+        displayable(image), cmap="gray", vmin=0, vmax=1, interpolation="nearest", aspect="auto",
+        extent=(left, left + width, top - height, top),
+    )  # fmt: skip
+
+
+def fitted(image: "Tensor", side: float) -> tuple[float, float]:
+    """Width and height of an image, or of each of several, that fills a square as far as its proportions allow."""
+    high, wide = image.shape[-2:]
+    return side * min(1.0, wide / high), side * min(1.0, high / wide)
+
+
 def png_of(figure: Any) -> bytes:
     """A matplotlib figure as PNG."""
     content = io.BytesIO()

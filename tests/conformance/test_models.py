@@ -44,9 +44,14 @@ of_images = [*IMAGES, (PLAIN, "")]
 every_image_family = parametrized(of_images)
 every_image_case = parametrized(of_images + IMAGE_VARIANTS)
 every_costly_image_case = parametrized([*of_images, *((name, "") for name in OTHERS)], IMAGE_VARIANTS)
-every_image_preset = pytest.mark.parametrize(
-    "name", [*(name for name in ALL if MODELS[name].module.input_kind == "images"), *OWN]
-)
+
+
+def smallest_of_each_size() -> list[str]:
+    """Of each family of images, the preset with the fewest parameters for each size of images."""
+    of_images = sorted(
+        (entry for entry in MODELS.values() if entry.module.input_kind == "images"), key=lambda entry: -entry.parameters
+    )
+    return list({(entry.family, str(entry.defaults["img_size"])): entry.name for entry in of_images}.values())
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +114,17 @@ def test_presets_are_described_and_have_as_many_parameters_as_they_declare(name:
     assert mereo.is_model(name) and name in mereo.list_models() and model.config["model"] == name
     assert model.pretrained_cfg["input_size"] == model.input_shape
     if model.input_kind == "images":
-        assert fits(model(torch.empty(2, *model.image_shape, device="meta")), model, 2)
+        first, classifier = model.default_cfg["first_conv"], model.default_cfg["classifier"]
+        convolutions = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d)]
+        assert first in convolutions[:1]
+        assert model.get_submodule(first).in_channels == model.image_shape[0]
+        assert model.get_submodule(classifier) is model.get_classifier()
+
+
+@pytest.mark.parametrize("name", smallest_of_each_size())
+def test_presets_take_images_of_their_size(name: str) -> None:
+    model = outline(name)
+    assert fits(model(torch.empty(2, *model.image_shape, device="meta")), model, 2)
 
 
 @pytest.mark.parametrize("family", sorted(families()))
@@ -407,16 +422,6 @@ def test_capsule_classifiers_have_poses_behind_their_scores(case: Case) -> None:
     assert model.decoder is None
     with pytest.raises(UsageError, match="num_classes is 0"):
         model.capsules(images)
-
-
-@every_image_preset
-def test_the_names_of_first_convolution_and_classifier_are_true(name: str) -> None:
-    model = outline(name)
-    first, classifier = model.default_cfg["first_conv"], model.default_cfg["classifier"]
-    convolutions = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d)]
-    assert first in convolutions[:1]
-    assert model.get_submodule(first).in_channels == model.image_shape[0]
-    assert model.get_submodule(classifier) is model.get_classifier()
 
 
 @every_image_case

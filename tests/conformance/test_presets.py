@@ -1,6 +1,5 @@
 """The largest published preset of each family of images, at its own depth and narrow: beyond tiny presets."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -42,9 +41,10 @@ def test_half_precision(family: str, dtype: torch.dtype) -> None:
     scores = model(images)
     scores.float().sum().backward()
     assert scores.dtype == dtype and images.grad is not None
-    # Deep residual networks whose norms have seen no images grow beyond 65,504, the largest number of float16.
-    wide = copy.deepcopy(model).float()(images.detach().float())
-    assert scores.isfinite().all() or (dtype == torch.float16 and wide.abs().max() > 1e3)
+    if not scores.isfinite().all():
+        # Deep residual networks whose norms have seen no images grow beyond 65,504, the largest number of float16.
+        wide = model.float()(images.detach().float())
+        assert dtype == torch.float16 and wide.abs().max() > 1e3
 
 
 @every_family

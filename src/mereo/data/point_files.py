@@ -98,8 +98,7 @@ def in_unit_square(points: Floats) -> Floats:
     low, high = points.min(0), points.max(0)
     if low.min() >= 0 and high.max() <= 1:
         return points
-    moved: Floats = (points - low) / ((high - low).max() or 1.0)
-    return moved
+    return (points - low) / ((high - low).max() or 1.0)
 
 
 _Read = tuple[list[str], list[Any], list[list[int]] | None]

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mereo.errors import UsageError
-from mereo.explain.canvas import fitted, new_canvas, paste
+from mereo.explain.layout import DPI
 from mereo.explain.panels import FAINT, INK, PREDICTED, printable, short
-from mereo.pictures import save_figure
+from mereo.pictures import fitted, new_canvas, paste, save_figure
 
 CELL, LEFT, TOP, BOTTOM, MARGIN = 0.56, 1.95, 0.74, 0.12, 0.12
 
@@ -43,7 +43,7 @@ def draw_pose_sweep(
     wide, high = fitted(images[0, 0], CELL)
     width, body = max(LEFT + columns * wide + MARGIN, 4.4), rows * high
     height = TOP + max(body, 2.0) + BOTTOM
-    figure, canvas = new_canvas(width, height)
+    figure, canvas = new_canvas(width, height, DPI)
     paste(canvas, _mosaic(images), LEFT, height - TOP, columns * wide, body)
     for column, offset in enumerate(offsets.tolist()):
         still = abs(offset) < 1e-9

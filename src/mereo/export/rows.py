@@ -207,8 +207,7 @@ def _peak(plan: Plan) -> int | None:
     """The peak memory of a step, kept in the folder of the run."""
     settings = {"torch": torch.__version__, "threads": torch.get_num_threads(), "device": str(plan.device)}
     path = run_path(plan.config) / "memory.json"
-    peak: int | None = cached_measurement(path, settings, lambda: {"peak": peak_memory(plan)})["peak"]
-    return peak
+    return cached_measurement(path, settings, lambda: {"peak": peak_memory(plan)})["peak"]
 
 
 def run_path(config: TrainConfig) -> Path:

@@ -84,8 +84,7 @@ class ProbabilisticCapsules(nn.Module):
 
     def encode(self, children: Tensor, mask: Tensor | None = None) -> PoseBelief:
         """The encoder's belief about the parents."""
-        belief: PoseBelief = self.encoder(*self.tree.check(children, mask))
-        return belief
+        return self.encoder(*self.tree.check(children, mask))
 
     def loss(
         self,

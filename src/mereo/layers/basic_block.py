@@ -57,8 +57,7 @@ class BasicBlock(nn.Module):
 
     def _shortcut(self, x: Tensor) -> Tensor:
         if self.projection is not None:
-            projected: Tensor = self.projection(x)
-            return projected
+            return self.projection(x)
         shortcut = x if self.stride == 1 else x[:, :, :: self.stride, :: self.stride]
         if self.added:
             shortcut = F.pad(shortcut, (0, 0, 0, 0, self.added // 2, self.added - self.added // 2))

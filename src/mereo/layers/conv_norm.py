@@ -67,8 +67,7 @@ class ConvNorm(nn.Sequential):
     def forward(self, maps: Tensor) -> Tensor:
         convolution, norm, *after = self
         if not (type(norm) is nn.BatchNorm2d and _is_plain(convolution)) or hooked(convolution) or hooked(norm):
-            plain: Tensor = super().forward(maps)  # folded already, replaced, or watched
-            return plain
+            return super().forward(maps)  # folded already, replaced, or watched
         weight, padding, groups = convolution.weight, convolution.padding, convolution.groups
         assert not isinstance(padding, str)
         if not self._folds(maps):

@@ -63,8 +63,7 @@ class DecoderBlock(nn.Module):
     def add(self, x: Tensor, mixed: Tensor) -> Tensor:
         """The block behind its token mixer: what it read and what the mixer made of it -> what it returns."""
         x = x + self.drop(mixed)
-        out: Tensor = x + self.channels(self.norm2(x))
-        return out
+        return x + self.channels(self.norm2(x))
 
     def extend(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """The next tokens after `state`, and the state after them."""

@@ -33,5 +33,4 @@ class SimpleGLU(nn.Module):
             nn.init.normal_(linear.weight, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.second(self.first(x) * self.gate(x))
-        return out
+        return self.second(self.first(x) * self.gate(x))

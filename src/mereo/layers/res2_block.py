@@ -53,8 +53,7 @@ class Res2SEBlock(nn.Module):
     def _scales(self, maps: Tensor) -> Tensor:
         """The outputs of the groups, concatenated along the channels."""
         if self.scale == 1:
-            only: Tensor = self.groups[0](maps)
-            return only
+            return self.groups[0](maps)
         first, *others = maps.chunk(self.scale, 1)
         made = [self.pool(first)]
         for number, (group, convolve) in enumerate(zip(others, self.groups, strict=True)):

@@ -33,5 +33,4 @@ class SelfAttention(nn.Module):
         return attend(q, k, v, self.coupling).transpose(1, 2).reshape(cells.shape)
 
     def forward(self, cells: Tensor) -> Tensor:
-        attended: Tensor = self.proj(self.mix(cells))
-        return attended
+        return self.proj(self.mix(cells))

@@ -73,5 +73,4 @@ class TransformerBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.drop_path1(self.attn(self.norm1(x)))
-        after: Tensor = x + self.drop_path2(self.mlp(self.norm2(x)))
-        return after
+        return x + self.drop_path2(self.mlp(self.norm2(x)))

@@ -48,11 +48,11 @@ class VisionModel(Network):
 
     x_i = stage_i(x_{i-1}),   features = neck(the maps x_i of neck_inputs),   scores = head(pool(features))
 
-    A subclass sets `image_shape`, `num_features` and `feature_info`, defines `stage` and `make_classifier`, and ends
-    its constructor with `reset_classifier(num_classes)`. The other methods have defaults. A network that is not a
-    sequence of stages leaves `feature_info` empty and defines `forward_features` instead. A network of another
-    `output_kind` overrides `classify`; where its output has no classes it sets `outputs_argument` to None, and its
-    constructor ends with `self.head = self.make_classifier()`.
+    A subclass sets `image_shape`, `num_features` and `feature_info`, defines `make_classifier`, and `stage` unless its
+    stages are modules in `stages`, and ends its constructor with `reset_classifier(num_classes)`. The other methods
+    have defaults. A network that is not a sequence of stages leaves `feature_info` empty and defines `forward_features`
+    instead. A network of another `output_kind` overrides `classify`; where its output has no classes it sets
+    `outputs_argument` to None, and its constructor ends with `self.head = self.make_classifier()`.
 
     Attributes:
         num_classes: number of scores; 0 means none, and `forward` returns the pooled features.
@@ -106,8 +106,16 @@ class VisionModel(Network):
     # --- what a network defines -------------------------------------------------------------------------------------
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
-        """The map of stage `index` from the map of the stage before, or from the images."""
-        raise UsageError(f"{type(self).__name__} has no stage {index}; call forward_features, which every network has.")
+        """The map of stage `index` from the map of the stage before, or from the images.
+
+        By default a module of `stages`, the first after the `stem`, where the network has one.
+        """
+        stages, stem = getattr(self, "stages", None), getattr(self, "stem", None)
+        if stages is None:
+            raise UsageError(
+                f"{type(self).__name__} has no stage {index}; call forward_features, which every network has."
+            )
+        return stages[index](inputs if stem is None or index > 0 else stem(inputs))
 
     def neck(self, maps: list[Tensor]) -> Features:
         """The input of the head, from the maps of the stages in `neck_inputs`."""
@@ -117,13 +125,11 @@ class VisionModel(Network):
         """The features as (batch, num_features); by default all of them, flattened and side by side."""
         if isinstance(features, tuple):
             return torch.cat([part.flatten(1) for part in features], 1)
-        pooled: Tensor = features.flatten(1)
-        return pooled
+        return features.flatten(1)
 
     def classify(self, features: Any) -> Tensor:
         """The outputs of the features: scores (batch, classes)."""
-        scores: Tensor = self.head(self.pool(features))
-        return scores
+        return self.head(self.pool(features))
 
     def as_map(self, tensor: Tensor, norm: bool) -> Tensor:
         """The output of a stage as (batch, channels, rows, columns), through the network's last norm where asked.

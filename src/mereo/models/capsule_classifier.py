@@ -1,24 +1,24 @@
 """The base of capsule classifiers: vision networks with class capsules and their poses behind the scores."""
 
-from abc import abstractmethod
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from mereo.core import Capsules, lengths
 from mereo.errors import UsageError
-from mereo.layers.capsules import mask_poses
+from mereo.layers.capsules import FullyConnectedDecoder, mask_poses
 from mereo.models.base import VisionModel
 
 
 class CapsuleClassifier(VisionModel):
     """An image classifier whose scores are the activations of its class capsules.
 
-    A subclass defines `route` (last parts -> poses of the class capsules) and what a `VisionModel` defines. Scores
-    are the lengths of the poses; a network whose activations are something else defines `class_capsules` instead and
-    sets `scores_are_lengths` to False.
+    A subclass defines what a `VisionModel` defines, and `route` (last parts -> poses of the class capsules) unless its
+    head does that. Scores are the lengths of the poses; a network whose activations are something else defines
+    `class_capsules` instead and sets `scores_are_lengths` to False.
 
     Attributes:
+        with_decoder: whether there is a decoder, of poses of `class_dim` numbers unless `make_decoder` makes another.
         decoder: rebuilds the image from the class capsules, or None.
         scores_are_lengths: whether a score is the length of its pose, in (0, 1].
     """
@@ -31,18 +31,22 @@ class CapsuleClassifier(VisionModel):
     usual_rate = 3e-3
 
     decoder: nn.Module | None
+    with_decoder: bool = False
+    class_dim: int
 
     @property
     def score_kind(self) -> str:
         return "lengths" if self.scores_are_lengths else "activations"
 
-    @abstractmethod
     def route(self, features: Any) -> Tensor:
         """The class capsules of the last parts: (batch, classes, pose)."""
+        return self.head(features)
 
     def make_decoder(self) -> nn.Module | None:
-        """A new decoder that reads the class capsules, if the network has one."""
-        return None
+        """A new decoder that reads the class capsules, if the network has one: linear layers by default."""
+        if not self.with_decoder:
+            return None
+        return FullyConnectedDecoder(self.num_classes * self.class_dim, self.image_shape)
 
     def score(self, poses: Tensor) -> Tensor:
         """Lengths of the class capsules: (batch, classes, pose) -> (batch, classes)."""
@@ -77,5 +81,4 @@ class CapsuleClassifier(VisionModel):
         if self.decoder is None:
             raise UsageError(f"{type(self).__name__} was made without a decoder; make it with decoder=True.")
         chosen = capsules.activation.argmax(1) if classes is None else classes
-        image: Tensor = self.decoder(mask_poses(capsules.pose, chosen))
-        return image
+        return self.decoder(mask_poses(capsules.pose, chosen))

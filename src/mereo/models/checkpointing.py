@@ -34,7 +34,6 @@ def checkpointed(model: nn.Module, stage: Callable[[int, Tensor], Tensor]) -> Ca
     def run(index: int, inputs: Tensor) -> Tensor:
         # The compiler takes no contexts of this kind.
         options: dict[str, Any] = {} if torch.compiler.is_compiling() else {"context_fn": contexts}
-        output: Tensor = checkpoint(stage, index, inputs, use_reentrant=False, **options)
-        return output
+        return checkpoint(stage, index, inputs, use_reentrant=False, **options)
 
     return run

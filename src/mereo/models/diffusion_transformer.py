@@ -160,8 +160,7 @@ class DiffusionTransformer(nn.Module):
             dropped = torch.rand(labels.shape, device=labels.device) < self.class_drop
             labels = labels.masked_fill(dropped, self.num_classes)
         waves = torch.cat((cosines, sines), 1).to(self.positions.dtype)
-        embedded: Tensor = self.time(waves) + self.classes(labels)
-        return embedded
+        return self.time(waves) + self.classes(labels)
 
     def forward(self, images: Tensor, time: Tensor, labels: Tensor) -> Tensor:
         if images.dim() != 4 or tuple(images.shape[1:]) != self.image_shape:

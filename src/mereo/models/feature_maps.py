@@ -77,7 +77,7 @@ class FeatureMaps(nn.Module):
         self.model.set_grad_checkpointing(enable)
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        maps: list[Tensor] = self.model.forward_intermediates(
+        return self.model.forward_intermediates(
             images,
             self.feature_info.out_indices,
             norm=self.norm,
@@ -85,4 +85,3 @@ class FeatureMaps(nn.Module):
             output_fmt=self.output_fmt,
             intermediates_only=True,
         )
-        return maps

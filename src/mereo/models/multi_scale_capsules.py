@@ -90,8 +90,7 @@ class MultiScaleCapsules(CapsuleClassifier):
         return {i: self._patchify(i)(features) for i, features in zip(self.scales, maps, strict=True)}
 
     def _patchify(self, scale: int) -> PatchifyCapsules:
-        module: PatchifyCapsules = self.patchify[str(scale)]  # type: ignore[assignment]
-        return module
+        return self.patchify[str(scale)]  # type: ignore[return-value]
 
     def patch_capsules(self, images: Tensor) -> dict[int, Tensor]:
         """The patch capsules of every map used: {map: (batch, rows * columns, pose)}."""
@@ -110,5 +109,4 @@ class MultiScaleCapsules(CapsuleClassifier):
         return LastParts(fine if self.middle is None else self.middle(fine, coarser[0]), coarser[-1])
 
     def route(self, features: Tensor | LastParts) -> Tensor:
-        poses: Tensor = self.head(features, features) if isinstance(features, Tensor) else self.head(*features)
-        return poses
+        return self.head(features, features) if isinstance(features, Tensor) else self.head(*features)

@@ -93,8 +93,7 @@ class Network(WeightSources, nn.Module):
         """{"model": name, "args": arguments}, set by `create_model`; a network made by its class has none."""
         if "config" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__} was not made by create_model, so it has no config")
-        config: dict[str, Any] = self.__dict__["config"]
-        return config
+        return self.__dict__["config"]
 
     @config.setter
     def config(self, config: dict[str, Any]) -> None:

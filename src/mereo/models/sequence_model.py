@@ -123,8 +123,7 @@ class SequenceModel(Network):
         again = self.grad_checkpointing and self.training and torch.is_grad_enabled()
         for block in self.blocks:
             x = checkpoint(block, x, mask, use_reentrant=False) if again else block(x, mask)
-        features: Tensor = self.norm(x)
-        return features
+        return self.norm(x)
 
     @staticmethod
     def _mask(tokens: Tensor, lengths: Tensor) -> Tensor:
@@ -140,8 +139,7 @@ class SequenceModel(Network):
             return features
         if self.head is None:
             return F.linear(features, self.embedding.weight)
-        scores: Tensor = self.head(features)
-        return scores
+        return self.head(features)
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Scores of the next token at each place.

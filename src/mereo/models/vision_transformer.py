@@ -128,8 +128,7 @@ class VisionTransformer(VisionModel):
         return torch.cat((*first, patches), 1) + self.positions
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
-        tokens: Tensor = self.blocks[index](self.embed(inputs) if index == 0 else inputs)
-        return tokens
+        return self.blocks[index](self.embed(inputs) if index == 0 else inputs)
 
     def as_map(self, tensor: Tensor, norm: bool) -> Tensor:
         """The patches of tokens (batch, tokens, dim), as (batch, dim, rows, columns)."""
@@ -138,8 +137,7 @@ class VisionTransformer(VisionModel):
 
     def neck(self, maps: list[Tensor]) -> Tensor:
         """Normalised tokens (batch, tokens, dim)."""
-        tokens: Tensor = self.norm(maps[-1])
-        return tokens
+        return self.norm(maps[-1])
 
     def pool(self, features: Tensor) -> Tensor:
         """The class token, or the mean of both tokens before the patches."""

@@ -4,7 +4,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from mereo.pictures import displayable, new_figure, save_figure
+from mereo.pictures import fitted, new_canvas, paste, save_figure
+
+WIDTH, SIDE, TITLE = 1.15, 1.05, 0.3
+"""Inches: the width of a column, the longer side of an image, and the height of a title of two lines."""
 
 
 def draw_images(
@@ -12,11 +15,15 @@ def draw_images(
 ) -> None:
     """A grid of images (batch, channels, height, width) in [0, 1] with a title above each, red if it is wrong."""
     rows = -(-len(images) // columns)
-    figure = new_figure(1.15 * columns, 1.35 * rows)
-    for place, axes in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
-        axes.set_axis_off()
-        if place < len(images):
-            axes.imshow(displayable(images[place]), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-            red = wrong is not None and wrong[place]
-            axes.set_title(titles[place], fontsize=7, color="crimson" if red else "black")
+    wide, high = fitted(images, SIDE)
+    figure, canvas = new_canvas(WIDTH * columns, rows * (high + TITLE))
+    for place, image in enumerate(images):
+        row, column = divmod(place, columns)
+        middle, top = WIDTH * (column + 0.5), (rows - row) * (high + TITLE) - TITLE
+        paste(canvas, image, middle - wide / 2, top, wide, high)
+        red = wrong is not None and wrong[place]
+        canvas.text(
+            middle, top + 0.03, titles[place], fontsize=7, color="crimson" if red else "black", ha="center",
+            va="bottom", parse_math=False,
+        )  # fmt: skip
     save_figure(figure, path)

@@ -215,8 +215,7 @@ class _Views:
 
 def _reach(part: Part) -> Array:
     """Half of the size of a part along each axis, nearly."""
-    reach: Array = np.linalg.norm(part.matrix, axis=1) / (np.sqrt(3) if len(part.planes) else 1.0)
-    return reach
+    return np.linalg.norm(part.matrix, axis=1) / (np.sqrt(3) if len(part.planes) else 1.0)
 
 
 def render(

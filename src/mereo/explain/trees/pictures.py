@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-from mereo.explain.canvas import fitted, new_canvas, paste
+from mereo.explain.layout import DPI
 from mereo.explain.panels import FAINT, INK, OTHER, PREDICTED, TRUE, printable, short
 from mereo.explain.places import Box
 from mereo.explain.trees.layout import arrange, fitting, thickness
 from mereo.explain.trees.tree import Node, ParseTree
 from mereo.explain.trees.words import caption, carried, edge_number, effect_number
 from mereo.files import write_atomically
-from mereo.pictures import png_of
+from mereo.pictures import fitted, new_canvas, paste, png_of
 
 FOR, AGAINST = "#e03131", "#1971c2"
 WIDTH, HEIGHT, THUMB, BADGE, CIRCLE = 1.14, 1.64, 1.02, 0.52, 0.19
@@ -76,7 +76,7 @@ def tree_picture(tree: ParseTree, image: Tensor, *, title: str = "", shown: Tens
     width = max(LEFT + layout.width * WIDTH + MARGIN, 5.8)
     foot = MARGIN + CAPTION_LINE * len(lines)
     height = TOP + max(len(layout.labels) * HEIGHT, IMAGE + 0.2) + foot
-    figure, canvas = new_canvas(width, height)
+    figure, canvas = new_canvas(width, height, DPI)
     rows = [height - TOP - (row + 0.36) * HEIGHT for row in range(len(layout.labels))]
     centres = [(LEFT + x * WIDTH, rows[row]) for x, row in zip(layout.across, layout.rows, strict=True)]
     _draw_edges(canvas, tree, centres, [_half_height(node, image) for node in tree.nodes])

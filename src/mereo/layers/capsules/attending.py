@@ -47,8 +47,7 @@ class CapsuleCell(nn.Module):
 
     def forward(self, capsules: Tensor) -> Tensor:
         capsules = capsules + self.drop(self.route(self.norm(capsules)))
-        mixed: Tensor = capsules + self.drop(self.mix(self.mix_norm(capsules)))
-        return mixed
+        return capsules + self.drop(self.mix(self.mix_norm(capsules)))
 
     def place(self, grid: Grid) -> None:
         """Store in the couplings where on the image the capsules are."""

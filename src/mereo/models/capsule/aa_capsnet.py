@@ -6,6 +6,7 @@ Cost at 28x28: 0.21 G multiply-adds an image in the two convolutions. Reading "v
 of them attention between 1,152 children.
 """
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -46,8 +47,7 @@ class _Convolutions(VisionModel):
         self.feature_info = [{"num_chs": conv_channels, "reduction": 1, "module": "conv"}]
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
-        features: Tensor = self.conv(inputs).relu_()
-        return features
+        return self.conv(inputs).relu_()
 
 
 class AACapsNet(_Convolutions):
@@ -174,36 +174,25 @@ class AAVotesCapsNet(_Convolutions, CapsuleClassifier):
 
     def neck(self, maps: list[Tensor]) -> Tensor:
         """The primary capsules (batch, types * rows * columns, pose)."""
-        children: Tensor = self.primary(maps[0])
-        return children
-
-    def route(self, features: Tensor) -> Tensor:
-        poses: Tensor = self.head(features)
-        return poses
+        return self.primary(maps[0])
 
 
-register_model(
+_register = partial(register_model, module=AACapsNet, source=SOURCE, reconstruction=RECONSTRUCTION, recipe="aa_capsnet")
+
+_register(
     "aa_capsnet_28",
-    AACapsNet,
-    "Self-attention in place of routing, for 28x28 grey images: 6.6 million parameters.",
-    source=SOURCE,
-    reconstruction=RECONSTRUCTION,
+    summary="Self-attention in place of routing, for 28x28 grey images: 6.6 million parameters.",
     parameters=6_592_971,
-    recipe="aa_capsnet",
     tiny={"img_size": 20, "conv_channels": 8, "primary_types": 2, "primary_dim": 4},
     variants={
         "votes": {"reading": "votes", "in_chans": 2, "img_size": (19, 22), "class_dim": 5},
         "votes, per class": {"reading": "votes", "per_class": True, "reduce": "sum", "class_dim": 5},
     },
 )
-register_model(
+_register(
     "aa_capsnet_32",
-    AACapsNet,
-    "Self-attention in place of routing, for 32x32 colour images.",
-    source=SOURCE,
-    reconstruction=RECONSTRUCTION,
+    summary="Self-attention in place of routing, for 32x32 colour images.",
     parameters=7_551_947,
-    recipe="aa_capsnet",
     in_chans=3,
     img_size=32,
 )

@@ -6,6 +6,7 @@ Cost at 28x28: 64 M multiply-adds an image, 29 M of them in the stem; no iterati
 """
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -171,10 +172,6 @@ class ARCapsNet(CapsuleClassifier):
         """|v| / sqrt(dim): (batch, classes, dim) -> (batch, classes)."""
         return lengths(poses) * self.dim**-0.5
 
-    def stage(self, index: int, inputs: Tensor) -> Tensor:
-        maps: Tensor = self.stages[index](inputs)
-        return maps
-
     def neck(self, maps: list[Tensor]) -> Tensor:
         """The capsules that vote for the classes: (batch, types, pose, rows, columns)."""
         return maps[0].unflatten(1, (self.types, self.pose))
@@ -184,13 +181,12 @@ class ARCapsNet(CapsuleClassifier):
         return poses.tanh()
 
 
-register_model(
+_register = partial(register_model, module=ARCapsNet, source="arXiv:1907.01750", recipe="ar_capsnet")
+
+_register(
     "ar_capsnet_mnist",
-    ARCapsNet,
-    "AR-CapsNet for grey images of 28x28, with one convolutional layer of capsules.",
-    source="arXiv:1907.01750",
+    summary="AR-CapsNet for grey images of 28x28, with one convolutional layer of capsules.",
     parameters=5_312_528,
-    recipe="ar_capsnet",
     tiny={"img_size": 12, "stem": 6, "types": 3, "primary_dim": 4, "dim": 5},
     variants={
         "no blocks": {"blocks": 0, "in_chans": 2, "decoder": False},
@@ -198,42 +194,31 @@ register_model(
     },
     aliases=("ar_capsnet",),
 )
-register_model(
+_register(
     "ar_capsnet_mnist_0",
-    ARCapsNet,
-    "AR-CapsNet for grey images of 28x28 without convolutional layers of capsules.",
-    source="arXiv:1907.01750",
+    summary="AR-CapsNet for grey images of 28x28 without convolutional layers of capsules.",
     parameters=4_889_456,
-    recipe="ar_capsnet",
     dim=16,
     blocks=0,
 )
-register_model(
+_register(
     "ar_capsnet_affnist",
-    ARCapsNet,
-    "AR-CapsNet for affNIST's moved digits of 40x40.",
-    source="arXiv:1907.01750",
+    summary="AR-CapsNet for affNIST's moved digits of 40x40.",
     parameters=3_500_832,
-    recipe="ar_capsnet",
     img_size=40,
     dim=16,
 )
-register_model(
+_register(
     "ar_capsnet_cifar10",
-    ARCapsNet,
-    "AR-CapsNet for 32x32 colour images, with four convolutional layers of capsules: 9.6 million parameters.",
-    source="arXiv:1907.01750",
+    summary="AR-CapsNet for 32x32 colour images, with four convolutional layers of capsules: 9.6 million parameters.",
     parameters=9_566_336,
-    recipe="ar_capsnet",
     in_chans=3,
     img_size=32,
     blocks=4,
 )
-register_model(
+_register(
     "ar_capsnet_small",
-    ARCapsNet,
-    "A small AR-CapsNet for grey images of 16x16, ours.",
-    source="arXiv:1907.01750",
+    summary="A small AR-CapsNet for grey images of 16x16, ours.",
     parameters=548_160,
     recipe="ar_capsnet_digits",
     img_size=16,

@@ -4,6 +4,7 @@ Source: Sabour, Frosst, Hinton 2017, arXiv:1710.09829, and the authors' code. Wi
 Cost at 28x28: 201 M multiply-adds an image, 95 % of them in the second convolution.
 """
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from mereo.core.initialise import start_as_capsnet
 from mereo.core.shapes import image_size
 from mereo.errors import check_choice, check_not_negative, check_positive
-from mereo.layers.capsules import FullyConnectedDecoder, PaddedConv2d, PrimaryCapsules, primary_grid
+from mereo.layers.capsules import PaddedConv2d, PrimaryCapsules, primary_grid
 from mereo.mechanisms.routing import DynamicRouting
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
@@ -116,11 +117,6 @@ class CapsNet(CapsuleClassifier):
         head.coupling.senders = self.places if self.middle is None else None
         return head
 
-    def make_decoder(self) -> nn.Module | None:
-        if not self.with_decoder:
-            return None
-        return FullyConnectedDecoder(self.num_classes * self.class_dim, self.image_shape)
-
     def _renew_classifier(self) -> None:
         super()._renew_classifier()
         self._initialise(self.head, self.decoder)
@@ -131,26 +127,20 @@ class CapsNet(CapsuleClassifier):
         start_as_capsnet(*modules, std=std)
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
-        features: Tensor = self.conv(inputs).relu_()
-        return features
+        return self.conv(inputs).relu_()
 
     def neck(self, maps: list[Tensor]) -> Tensor:
         """The primary capsules (batch, types * rows * columns, pose), or the middle ones (batch, middle, pose)."""
         children: Tensor = self.primary(maps[0])
         return children if self.middle is None else self.middle(children)
 
-    def route(self, features: Tensor) -> Tensor:
-        poses: Tensor = self.head(features)
-        return poses
 
+_register = partial(register_model, module=CapsNet, source="arXiv:1710.09829", recipe="capsnet_paper")
 
-register_model(
+_register(
     "capsnet",
-    CapsNet,
-    "Dynamic routing between capsules, for 28x28 grey images: 6.8 million parameters and a decoder of 1.4.",
-    source="arXiv:1710.09829",
+    summary="Dynamic routing between capsules, for 28x28 grey images: 6.8 million parameters and a decoder of 1.4.",
     parameters=8_215_568,
-    recipe="capsnet_paper",
     tiny={"img_size": 19, "conv_channels": 8, "primary_types": 2, "primary_dim": 4, "class_dim": 6},
     variants={
         "uniform": {"routing_steps": 0, "coupling": "uniform", "decoder": False},
@@ -159,66 +149,50 @@ register_model(
         "middle, one pass": {"middle_capsules": 5, "middle_dim": 4, "routing_steps": 1},
     },
 )
-register_model(
+_register(
     "capsnet_mnist",
-    CapsNet,
-    "The same network as capsnet, under the paper's data set.",
-    source="arXiv:1710.09829",
+    summary="The same network as capsnet, under the paper's data set.",
     parameters=8_215_568,
-    recipe="capsnet_paper",
 )
-register_model(
+_register(
     "capsnet_mnist_r1",
-    CapsNet,
-    "CapsNet with a single pass of routing.",
-    source="arXiv:1710.09829",
+    summary="CapsNet with a single pass of routing.",
     parameters=8_215_568,
-    recipe="capsnet_paper",
     routing_steps=1,
 )
-register_model(
+_register(
     "capsnet_unrouted",
-    CapsNet,
-    "CapsNet without routing: every vote counts whole.",
+    summary="CapsNet without routing: every vote counts whole.",
     source="arXiv:2209.02567",
     parameters=8_215_568,
-    recipe="capsnet_paper",
     routing_steps=0,
 )
-register_model(
+_register(
     "capsnet_middle",
-    CapsNet,
-    "CapsNet with a layer of 16 capsules between 16 types of primary capsules and the classes.",
+    summary="CapsNet with a layer of 16 capsules between 16 types of primary capsules and the classes.",
     source="arXiv:2209.02567",
     parameters=4_696_976,
     recipe="capsnet_routing_study",
     primary_types=16,
     middle_capsules=16,
 )
-register_model(
+_register(
     "capsnet_multimnist",
-    CapsNet,
-    "CapsNet for two overlaid digits, 36x36.",
-    source="arXiv:1710.09829",
+    summary="CapsNet for two overlaid digits, 36x36.",
     parameters=11_361_808,
     recipe="capsnet_multimnist",
     img_size=36,
 )
-register_model(
+_register(
     "capsnet_32",
-    CapsNet,
-    "CapsNet for 32x32 colour images, the common baseline.",
-    source="arXiv:1710.09829",
+    summary="CapsNet for 32x32 colour images, the common baseline.",
     parameters=11_749_120,
-    recipe="capsnet_paper",
     in_chans=3,
     img_size=32,
 )
-register_model(
+_register(
     "capsnet_cifar",
-    CapsNet,
-    "The paper's CIFAR-10 network: 24x24 crops, 64 types, padding, leaky routing, no decoder.",
-    source="arXiv:1710.09829",
+    summary="The paper's CIFAR-10 network: 24x24 crops, 64 types, padding, leaky routing, no decoder.",
     parameters=22_476_448,
     crop_pct=0.75,
     recipe="capsnet_cifar",
@@ -230,25 +204,19 @@ register_model(
     capsule_bias=True,
     decoder=False,
 )
-register_model(
+_register(
     "capsnet_smallnorb",
-    CapsNet,
-    "CapsNet for smallNORB: two grey views, 32x32 crops of 48x48, five classes.",
-    source="arXiv:1710.09829",
+    summary="CapsNet for smallNORB: two grey views, 32x32 crops of 48x48, five classes.",
     parameters=9_327_104,
     crop_pct=2 / 3,
-    recipe="capsnet_paper",
     num_classes=5,
     in_chans=2,
     img_size=32,
 )
-register_model(
+_register(
     "capsnet_svhn",
-    CapsNet,
-    "The paper's smaller network for SVHN: 64 channels, 16 types of 6, class capsules of 8.",
-    source="arXiv:1710.09829",
+    summary="The paper's smaller network for SVHN: 64 channels, 16 types of 6, class capsules of 8.",
     parameters=4_720_480,
-    recipe="capsnet_paper",
     in_chans=3,
     img_size=32,
     conv_channels=64,

@@ -5,12 +5,14 @@ where the two layers are is the paper's, what they compute is ours.
 Cost at 28x28: 0.28 G multiply-adds an image, of which attention on the map of 20x20 has 0.08.
 """
 
+from functools import partial
+
 from torch import Tensor, nn
 
 from mereo.core import Grid, squash
 from mereo.core.shapes import image_size
 from mereo.errors import check_choice, check_positive, check_steps
-from mereo.layers.capsules import FullyConnectedDecoder, PaddedConv2d, PrimaryCapsules, flat_capsules, primary_grid
+from mereo.layers.capsules import PaddedConv2d, PrimaryCapsules, flat_capsules, primary_grid
 from mereo.mechanisms.attention import PositionAttention
 from mereo.mechanisms.gate import CapsuleGate, SqueezeExcite
 from mereo.mechanisms.routing import DynamicRouting
@@ -108,14 +110,8 @@ class DACapsNet(CapsuleClassifier):
         head.coupling.senders = self.places
         return head
 
-    def make_decoder(self) -> nn.Module | None:
-        if not self.with_decoder:
-            return None
-        return FullyConnectedDecoder(self.num_classes * self.class_dim, self.image_shape)
-
     def stage(self, index: int, inputs: Tensor) -> Tensor:
-        features: Tensor = self.conv_attention(self.conv(inputs).relu_())
-        return features
+        return self.conv_attention(self.conv(inputs).relu_())
 
     def neck(self, maps: list[Tensor]) -> Tensor:
         """The primary capsules (batch, types * rows * columns, pose)."""
@@ -124,33 +120,23 @@ class DACapsNet(CapsuleClassifier):
             return squash(self.caps_attention(flat_capsules(capsules, self.primary_dim)))
         return squash(flat_capsules(self.caps_attention(capsules), self.primary_dim))
 
-    def route(self, features: Tensor) -> Tensor:
-        poses: Tensor = self.head(features)
-        return poses
 
+_register = partial(register_model, module=DACapsNet, source=SOURCE, reconstruction=RECONSTRUCTION, recipe="da_capsnet")
 
-register_model(
+_register(
     "da_capsnet_28",
-    DACapsNet,
-    "CapsNet with two layers of attention, for 28x28 grey images: 7.0 million parameters and a decoder of 1.4.",
-    source=SOURCE,
-    reconstruction=RECONSTRUCTION,
+    summary="CapsNet with two layers of attention, for 28x28 grey images: 7.0 million parameters and a decoder of 1.4.",
     parameters=8_380_050,
-    recipe="da_capsnet",
     tiny={"img_size": 20, "conv_channels": 8, "primary_types": 2, "primary_dim": 4, "class_dim": 6},
     variants={
         "channel": {"kind": "channel", "in_chans": 2, "img_size": (19, 22), "decoder": False},
         "capsule": {"caps_attention": "capsule", "scale": True},
     },
 )
-register_model(
+_register(
     "da_capsnet_32",
-    DACapsNet,
-    "CapsNet with two layers of attention, for 32x32 colour images.",
-    source=SOURCE,
-    reconstruction=RECONSTRUCTION,
+    summary="CapsNet with two layers of attention, for 32x32 colour images.",
     parameters=11_913_602,
-    recipe="da_capsnet",
     in_chans=3,
     img_size=32,
 )

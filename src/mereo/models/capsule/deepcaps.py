@@ -7,6 +7,7 @@ stored.
 """
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,6 @@ from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_positive, check_steps
 from mereo.layers.capsules import ClassIndependentDecoder, PaddedConv2d, flat_capsules
 from mereo.mechanisms.routing import Convolution3DRouting, DynamicRouting
-from mereo.models.base import Features
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
 
@@ -174,56 +174,38 @@ class DeepCaps(CapsuleClassifier):
     def make_decoder(self) -> nn.Module | None:
         return ClassIndependentDecoder(self.class_dim, self.image_shape) if self.with_decoder else None
 
-    def stage(self, index: int, inputs: Tensor) -> Tensor:
-        maps: Tensor = self.stages[index](inputs)
-        return maps
-
     def neck(self, maps: list[Tensor]) -> Tensor:
         """The capsules of the last map and then of the one before: (batch, capsules, dim)."""
         third, fourth = maps
         return torch.cat((flat_capsules(fourth, self.dim), flat_capsules(third, self.dim)), 1)
 
-    def route(self, features: Features) -> Tensor:
-        poses: Tensor = self.head(features)
-        return poses
 
+_register = partial(register_model, module=DeepCaps, source="arXiv:1904.09546", recipe="deepcaps")
 
-register_model(
+_register(
     "deepcaps_64",
-    DeepCaps,
-    "DeepCaps for colour images resized to 64x64: 13.4 million parameters.",
-    source="arXiv:1904.09546",
+    summary="DeepCaps for colour images resized to 64x64: 13.4 million parameters.",
     parameters=13_426_995,
-    recipe="deepcaps",
     tiny={"img_size": 16, "types": 4, "dims": (2, 3, 4, 4), "class_dim": 6},
     variants={"large, one pass": {"img_size": (36, 33), "routing_steps": 1, "decoder": True}},
 )
-register_model(
+_register(
     "deepcaps_32",
-    DeepCaps,
-    "DeepCaps for colour images of 32x32.",
-    source="arXiv:1904.09546",
+    summary="DeepCaps for colour images of 32x32.",
     parameters=8_510_851,
-    recipe="deepcaps",
     img_size=32,
 )
-register_model(
+_register(
     "deepcaps_28",
-    DeepCaps,
-    "DeepCaps for grey images of 28x28.",
-    source="arXiv:1904.09546",
+    summary="DeepCaps for grey images of 28x28.",
     parameters=8_500_337,
-    recipe="deepcaps",
     in_chans=1,
     img_size=28,
 )
-register_model(
+_register(
     "deepcaps_small",
-    DeepCaps,
-    "A small DeepCaps for grey images of 28x28, ours.",
-    source="arXiv:1904.09546",
+    summary="A small DeepCaps for grey images of 28x28, ours.",
     parameters=2_179_057,
-    recipe="deepcaps",
     in_chans=1,
     img_size=28,
     types=16,

@@ -4,6 +4,7 @@ Source: Mazzia, Salvetti, Chiaberge 2021, arXiv:2101.12491, and the authors' cod
 Cost at 28x28: 30 M multiply-adds an image against 201 M for CapsNet.
 """
 
+from functools import partial
 from math import prod
 
 import torch
@@ -175,51 +176,40 @@ class EfficientCapsNet(CapsuleClassifier):
 
     def neck(self, maps: list[Tensor]) -> Tensor:
         """The primary capsules: (batch, channels / primary_dim, primary_dim)."""
-        children: Tensor = self.primary(maps[0])
-        return children
-
-    def route(self, features: Tensor) -> Tensor:
-        poses: Tensor = self.head(features)
-        return poses
+        return self.primary(maps[0])
 
 
-register_model(
+_register = partial(
+    register_model, module=EfficientCapsNet, source="arXiv:2101.12491", recipe="efficient_capsnet_mnist"
+)
+
+_register(
     "efficient_capsnet",
-    EfficientCapsNet,
-    "Self-attention routing for 28x28 grey images: 162 thousand parameters and a decoder of 1.4 million.",
-    source="arXiv:2101.12491",
+    summary="Self-attention routing for 28x28 grey images: 162 thousand parameters and a decoder of 1.4 million.",
     parameters=1_573_168,
-    recipe="efficient_capsnet_mnist",
     tiny={"img_size": 14, "stem": ((5, 4, 1), (3, 16, 2)), "class_dim": 6},
     variants={
         "norm first": {"norm_first": True, "decoder": "none", "primary_kernel": 3, "img_size": (14, 17), "in_chans": 2},
         "instance norm": {"norm": "instance", "negative_slope": 0.3, "decoder": "upsampling", "init": "official"},
     },
 )
-register_model(
+_register(
     "efficient_capsnet_mnist",
-    EfficientCapsNet,
-    "The same network as efficient_capsnet, under the paper's data set.",
-    source="arXiv:2101.12491",
+    summary="The same network as efficient_capsnet, under the paper's data set.",
     parameters=1_573_168,
-    recipe="efficient_capsnet_mnist",
 )
-register_model(
+_register(
     "efficient_capsnet_multimnist",
-    EfficientCapsNet,
-    "Efficient-CapsNet for two overlaid digits, 36x36.",
-    source="arXiv:2101.12491",
+    summary="Efficient-CapsNet for two overlaid digits, 36x36.",
     parameters=2_090_800,
     recipe="efficient_capsnet_multimnist",
     img_size=36,
     stem=MULTIMNIST_STEM,
     primary_kernel=5,
 )
-register_model(
+_register(
     "efficient_capsnet_smallnorb",
-    EfficientCapsNet,
-    "Efficient-CapsNet for smallNORB: two grey views, 48x48, five classes, instance norms.",
-    source="arXiv:2101.12491",
+    summary="Efficient-CapsNet for smallNORB: two grey views, 48x48, five classes, instance norms.",
     parameters=381_234,
     crop_pct=0.75,
     recipe="efficient_capsnet_smallnorb",

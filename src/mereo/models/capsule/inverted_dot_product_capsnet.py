@@ -4,7 +4,8 @@ Source: Tsai, Srivastava, Goh, Salakhutdinov 2020, arXiv:2002.04764, and the aut
 Cost at 32x32 with the residual backbone: 0.4 G multiply-adds an image, a tenth of them in the capsules.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
@@ -196,10 +197,6 @@ class InvertedDotProductCapsNet(CapsuleClassifier):
         head.coupling.senders = self.grid if self.placed else None
         return head
 
-    def stage(self, index: int, inputs: Tensor) -> Tensor:
-        features: Tensor = self.stages[index](inputs)
-        return features
-
     def _primary(self, features: Tensor) -> Tensor:
         maps = bounded(self.primary(features)).unflatten(1, (self.types, self.capsule_dim))
         maps = maps.movedim(2, -1)
@@ -228,13 +225,9 @@ class InvertedDotProductCapsNet(CapsuleClassifier):
         lists = tuple(as_list(capsules) for capsules in below)
         return lists[0] if len(lists) == 1 else lists
 
-    def route(self, features: Features) -> Tensor:
-        poses: Tensor = self.head(features) if isinstance(features, Tensor) else self.head(*features)
-        return poses
-
     def class_capsules(self, features: Features) -> Capsules:
         """Poses (batch, classes, dim) and their scores (batch, classes)."""
-        poses = self.route(features)
+        poses = self.head(features) if isinstance(features, Tensor) else self.head(*features)
         assert isinstance(self.head, ClassCapsules)
         return Capsules(poses, self.head.scores(poses).squeeze(-1))
 
@@ -244,13 +237,15 @@ _CIFAR: dict[str, Any] = {
     "mean": (0.4914, 0.4822, 0.4465),
     "std": (0.2023, 0.1994, 0.2010),
 }
-register_model(
+_register: Callable[..., None] = partial(
+    register_model, module=InvertedDotProductCapsNet, recipe="inverted_dot_product", **_CIFAR
+)
+
+_register(
     "inverted_dot_product_capsnet_cifar10_resnet",
-    InvertedDotProductCapsNet,
-    "Inverted dot-product routing on a residual backbone, for CIFAR-10.",
+    summary="Inverted dot-product routing on a residual backbone, for CIFAR-10.",
     parameters=1_828_817,
     aliases=("idpa_cifar10_resnet",),
-    recipe="inverted_dot_product",
     tiny={"channels": 16, "blocks": (1, 1), "capsules": 3, "capsule_dim": 16, "img_size": 18},
     variants={
         "simple": {"backbone": "simple"},
@@ -258,51 +253,38 @@ register_model(
         "three passes": {"backbone": "simple", "routing_steps": 3, "hidden": (5,)},
         "one pass": {"backbone": "simple", "routing_steps": 1},
     },
-    **_CIFAR,
 )
-register_model(
+_register(
     "inverted_dot_product_capsnet_cifar100_resnet",
-    InvertedDotProductCapsNet,
-    "Inverted dot-product routing on a residual backbone, for CIFAR-100: poses of 6x6 and 20 capsules in between.",
+    summary="Inverted dot-product routing on a residual backbone, for CIFAR-100: poses of 6x6, 20 capsules in between.",
     parameters=2_799_629,
     aliases=("idpa_cifar100_resnet",),
-    recipe="inverted_dot_product",
     num_classes=100,
     capsule_dim=36,
     hidden=(20,),
-    **_CIFAR,
 )
-register_model(
+_register(
     "inverted_dot_product_capsnet_cifar10_simple",
-    InvertedDotProductCapsNet,
-    "Inverted dot-product routing on one convolution of 256 channels, for CIFAR-10.",
+    summary="Inverted dot-product routing on one convolution of 256 channels, for CIFAR-10.",
     parameters=561_297,
     aliases=("idpa_cifar10_simple",),
-    recipe="inverted_dot_product",
     backbone="simple",
     channels=256,
-    **_CIFAR,
 )
-register_model(
+_register(
     "inverted_dot_product_capsnet_cifar10_simple128",
-    InvertedDotProductCapsNet,
-    "Inverted dot-product routing on one convolution of 128 channels, as in the authors' code.",
+    summary="Inverted dot-product routing on one convolution of 128 channels, as in the authors' code.",
     parameters=492_177,
     aliases=("idpa_cifar10_simple128",),
-    recipe="inverted_dot_product",
     backbone="simple",
-    **_CIFAR,
 )
-register_model(
+_register(
     "inverted_dot_product_capsnet_cifar100_simple",
-    InvertedDotProductCapsNet,
-    "Inverted dot-product routing on one convolution, for CIFAR-100.",
+    summary="Inverted dot-product routing on one convolution, for CIFAR-100.",
     parameters=1_462_989,
     aliases=("idpa_cifar100_simple",),
-    recipe="inverted_dot_product",
     num_classes=100,
     backbone="simple",
     capsule_dim=36,
     hidden=(20,),
-    **_CIFAR,
 )

@@ -6,6 +6,7 @@ differ from the paper, see `EMOptions` and `ConvCapsules` for the options under 
 Cost at 32x32 with 32 types everywhere: about 0.5 GFLOP an image for the votes of one pass, three passes forward.
 """
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -130,8 +131,7 @@ class MatrixCapsNet(CapsuleClassifier):
         return head
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
-        features: Tensor = self.stem(inputs).relu_()
-        return features
+        return self.stem(inputs).relu_()
 
     def neck(self, maps: list[Tensor]) -> Capsules:
         """The capsules that vote for the classes: pose (batch, types, side, side, rows, columns), activation."""
@@ -141,18 +141,19 @@ class MatrixCapsNet(CapsuleClassifier):
         poses, activations = self.head(*features)
         return Capsules(poses.flatten(2), activations.flatten(1))
 
-    def route(self, features: Capsules) -> Tensor:
-        return self.class_capsules(features).pose
 
-
-register_model(
-    "matrix_capsnet_310k",
-    MatrixCapsNet,
-    "Matrix capsules with EM routing and 32 types in every layer, for 32x32 crops of smallNORB.",
+_register = partial(
+    register_model,
+    module=MatrixCapsNet,
     source="https://openreview.net/forum?id=HJWLfGWRb",
+    recipe="matrix_capsnet_paper",
+)
+
+_register(
+    "matrix_capsnet_310k",
+    summary="Matrix capsules with EM routing and 32 types in every layer, for 32x32 crops of smallNORB.",
     parameters=316_458,
     crop_pct=2 / 3,
-    recipe="matrix_capsnet_paper",
     tiny={"img_size": 17, "channels": 6, "types": (2, 3, 3), "pose": 2, "padding": 2, "num_classes": 4},
     variants={
         "public code": {
@@ -168,13 +169,10 @@ register_model(
         },
     },
 )
-register_model(
+_register(
     "matrix_capsnet_68k",
-    MatrixCapsNet,
-    "The smaller network of the paper: 8 types of primary capsules, then 16.",
-    source="https://openreview.net/forum?id=HJWLfGWRb",
+    summary="The smaller network of the paper: 8 types of primary capsules, then 16.",
     parameters=67_282,
-    recipe="matrix_capsnet_paper",
     channels=64,
     types=(8, 16, 16),
 )

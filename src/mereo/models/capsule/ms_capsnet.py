@@ -6,12 +6,14 @@ Cost at 32x32: 0.6 G multiply-adds an image, nearly all in the first convolution
 votes, which are not stored.
 """
 
+from functools import partial
+
 from torch import Tensor, nn
 
 from mereo.core import Grid, squash
 from mereo.core.shapes import conv_out, image_size
 from mereo.errors import UsageError, check_choice, check_positive, check_probability, check_steps
-from mereo.layers.capsules import FullyConnectedDecoder, MultiDimClassCaps, PaddedConv2d, flat_capsules
+from mereo.layers.capsules import MultiDimClassCaps, PaddedConv2d, flat_capsules
 from mereo.layers.capsules.multi_dim import VARIANTS
 from mereo.models.base import Features
 from mereo.models.capsule_classifier import CapsuleClassifier
@@ -135,14 +137,8 @@ class MSCapsNet(CapsuleClassifier):
         head.coupling.senders = Grid(*self.grid, types, 4 + self.stem_kernel / 2, 2.0)
         return head
 
-    def make_decoder(self) -> nn.Module | None:
-        if not self.with_decoder:
-            return None
-        return FullyConnectedDecoder(self.num_classes * self.class_dim, self.image_shape)
-
     def stage(self, index: int, inputs: Tensor) -> Tensor:
-        features: Tensor = self.conv(inputs).relu_()
-        return features
+        return self.conv(inputs).relu_()
 
     def neck(self, maps: list[Tensor]) -> Features:
         """For each branch its capsules (batch, types * rows * columns, dim), by type, row and column."""
@@ -153,42 +149,31 @@ class MSCapsNet(CapsuleClassifier):
         """The primary capsules of each branch: (batch, types * rows * columns, dim)."""
         return list(self.forward_features(images))
 
-    def route(self, features: Features) -> Tensor:
-        poses: Tensor = self.head(features)
-        return poses
 
+_register = partial(register_model, module=MSCapsNet, source="doi:10.1109/LSP.2018.2873892", recipe="ms_capsnet")
 
-register_model(
+_register(
     "ms_capsnet_cifar10",
-    MSCapsNet,
-    "MS-CapsNet for colour images of 32x32: 12.3 million parameters.",
-    source="doi:10.1109/LSP.2018.2873892",
+    summary="MS-CapsNet for colour images of 32x32: 12.3 million parameters.",
     parameters=12_278_608,
-    recipe="ms_capsnet",
     tiny={"img_size": 15, "stem_kernel": 5, "channels": 8, "types": 2, "dims": (2, 3, 4), "class_dim": 6},
     variants={
         "public": {"variant": "public", "decoder": True, "in_chans": 1, "img_size": (14, 17)},
         "one branch": {"branches": ("middle",), "init": "official", "routing_steps": 1},
     },
 )
-register_model(
+_register(
     "ms_capsnet_fashion",
-    MSCapsNet,
-    "MS-CapsNet for grey images of 28x28, as Fashion-MNIST has.",
-    source="doi:10.1109/LSP.2018.2873892",
+    summary="MS-CapsNet for grey images of 28x28, as Fashion-MNIST has.",
     parameters=12_169_552,
-    recipe="ms_capsnet",
     in_chans=1,
     img_size=28,
     stem_kernel=9,
 )
-register_model(
+_register(
     "ms_capsnet_small",
-    MSCapsNet,
-    "A small MS-CapsNet for grey images of 28x28, with four types of capsules in each branch, ours.",
-    source="doi:10.1109/LSP.2018.2873892",
+    summary="A small MS-CapsNet for grey images of 28x28, with four types of capsules in each branch, ours.",
     parameters=1_640_800,
-    recipe="ms_capsnet",
     in_chans=1,
     img_size=28,
     stem_kernel=9,

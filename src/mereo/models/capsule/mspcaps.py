@@ -5,6 +5,7 @@ Cost at 32x32: about 0.07 GMAC an image for the tiny network, 1.5 for the large 
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -196,8 +197,7 @@ class MSPCaps(MultiScaleCapsules):
         return super().make_classifier()
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
-        features: Tensor = self.blocks[index](inputs)
-        return features
+        return self.blocks[index](inputs)
 
     def neck(self, maps: list[Tensor]) -> Features:
         """The input of the last routing.
@@ -212,19 +212,17 @@ class MSPCaps(MultiScaleCapsules):
     def route(self, features: Tensor | LastParts) -> Tensor:
         if self.routing != "dynamic":
             return super().route(features)
-        poses: Tensor = self.head(features)
-        return poses
+        return self.head(features)
 
 
-register_model(
+_register = partial(
+    register_model, module=MSPCaps, source="arXiv:2508.16922", mean=0.5, std=0.5, recipe="mspcaps_paper"
+)
+
+_register(
     "mspcaps_tiny",
-    MSPCaps,
-    "Multi-scale patch capsules, 344 thousand parameters.",
-    source="arXiv:2508.16922",
+    summary="Multi-scale patch capsules, 344 thousand parameters.",
     parameters=344_320,
-    mean=0.5,
-    std=0.5,
-    recipe="mspcaps_paper",
     tiny={"channels": (4, 6, 8), "img_size": 16, "patch_size": 2, "depth": 1},
     variants={
         "unshared, over receivers": {"share_weights": False, "pose_dims": (4, 6, 8), "coupling_over": "receivers"},
@@ -234,15 +232,10 @@ register_model(
         "two scales, odd sides": {"scales": (0, 2), "img_size": (17, 23)},
     },
 )
-register_model(
+_register(
     "mspcaps_large",
-    MSPCaps,
-    "Multi-scale patch capsules, 10.9 million parameters.",
-    source="arXiv:2508.16922",
+    summary="Multi-scale patch capsules, 10.9 million parameters.",
     parameters=10_932_944,
-    mean=0.5,
-    std=0.5,
-    recipe="mspcaps_paper",
     channels=(128, 256, 512),
     depth=3,
     pose_dims=(16, 32, 64),

@@ -5,6 +5,7 @@ Cost at 32x32: 0.06 G multiply-adds an image for the shallow network, nearly all
 """
 
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -325,12 +326,10 @@ class OrthCaps(CapsuleClassifier):
         return pruned.flatten(1, 2), kept
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
-        made: Tensor = self.stages[index](*self.prune(inputs)) if index == 2 else self.stages[index](inputs)
-        return made
+        return self.stages[index](*self.prune(inputs)) if index == 2 else self.stages[index](inputs)
 
     def route(self, features: Tensor) -> Tensor:
-        poses: Tensor = self.head(features) if len(self.stages) > 2 else self.head(*self.prune(features))
-        return poses
+        return self.head(features) if len(self.stages) > 2 else self.head(*self.prune(features))
 
 
 def _check_blocks(blocks: tuple[tuple[int, ...], ...]) -> None:
@@ -343,13 +342,12 @@ def _check_blocks(blocks: tuple[tuple[int, ...], ...]) -> None:
             )
 
 
-register_model(
+_register = partial(register_model, module=OrthCaps, source="arXiv:2403.13351", recipe="orthcaps")
+
+_register(
     "orthcaps_s",
-    OrthCaps,
-    "The shallow OrthCaps for grey images, resized to 32x32: 107 thousand parameters.",
-    source="arXiv:2403.13351",
+    summary="The shallow OrthCaps for grey images, resized to 32x32: 107 thousand parameters.",
     parameters=107_088,
-    recipe="orthcaps",
     tiny={"img_size": 16, "types": 4, "dim": 4, "blocks": ((6, 2, 2),), "theta": 0.9},
     variants={
         "full, mixed": {
@@ -359,23 +357,17 @@ register_model(
         "by position": {"per_position": True, "activation": "relu_layer", "normaliser": "sparsemax"},
     },
 )  # fmt: skip
-register_model(
+_register(
     "orthcaps_s_cifar",
-    OrthCaps,
-    "The shallow OrthCaps for colour images of 32x32, with two layers of convolutional capsules.",
-    source="arXiv:2403.13351",
+    summary="The shallow OrthCaps for colour images of 32x32, with two layers of convolutional capsules.",
     parameters=125_632,
-    recipe="orthcaps",
     in_chans=3,
     blocks=((16, 2, 2),),
 )
-register_model(
+_register(
     "orthcaps_d",
-    OrthCaps,
-    "The deep OrthCaps for colour images of 32x32: seven blocks of three layers of convolutional capsules.",
-    source="arXiv:2403.13351",
+    summary="The deep OrthCaps for colour images of 32x32: seven blocks of three layers of convolutional capsules.",
     parameters=374_544,
-    recipe="orthcaps",
     in_chans=3,
     blocks=DEEP,
     mode="full",

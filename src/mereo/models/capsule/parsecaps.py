@@ -6,6 +6,7 @@ Cost: 0.10 G multiply-adds an image of 32x32, 0.42 of 64x64, nearly all in the s
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -90,8 +91,7 @@ class ClassCapsules(nn.Module):
         self.routing = PositionRouting(positions, classes, batch_stats=batch_stats, public_view=public_view)
 
     def forward(self, maps: Tensor) -> Tensor:
-        poses: Tensor = self.routing(self.conv(self.dropout(maps)).flatten(2).transpose(1, 2))
-        return poses
+        return self.routing(self.conv(self.dropout(maps)).flatten(2).transpose(1, 2))
 
 
 def correlation_penalty(capsules: Tensor) -> Tensor:
@@ -261,12 +261,7 @@ class ParseCaps(CapsuleClassifier):
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
         # Norms of capsules square what leaves the convolutions.
-        maps: Tensor = self.stages[index](bounded(inputs) if index == 1 else inputs)
-        return maps
-
-    def route(self, features: Tensor) -> Tensor:
-        poses: Tensor = self.head(features)
-        return poses
+        return self.stages[index](bounded(inputs) if index == 1 else inputs)
 
     def chosen(self, capsules: Capsules, classes: Tensor | None = None) -> Tensor:
         """The capsule of each image that counts: of `classes` (batch,), or the longest: (batch, dim)."""
@@ -283,8 +278,7 @@ class ParseCaps(CapsuleClassifier):
         """
         if self.concepts is None:
             raise UsageError("num_concepts is 0, so there are no scores of concepts; make the network with some.")
-        scores: Tensor = self.concepts(self.chosen(capsules, classes))
-        return scores
+        return self.concepts(self.chosen(capsules, classes))
 
     def concept_loss(self, capsules: Capsules, concepts: Tensor, classes: Tensor | None = None) -> Tensor:
         """Binary cross-entropy of the scores of the concepts, the mean over images and concepts.
@@ -315,13 +309,12 @@ class ParseCaps(CapsuleClassifier):
         return capsules
 
 
-register_model(
+_register = partial(register_model, module=ParseCaps, source="arXiv:2411.01564", recipe="parsecaps")
+
+_register(
     "parsecaps",
-    ParseCaps,
-    "ParseCaps for colour images of 32x32: capsules of 16, 36 and 64 numbers.",
-    source="arXiv:2411.01564",
+    summary="ParseCaps for colour images of 32x32: capsules of 16, 36 and 64 numbers.",
     parameters=496_460,
-    recipe="parsecaps",
     tiny={
         "img_size": 40, "stem": (4, 4, 6), "dims": (4, 4, 6, 8), "depths": (1, 1, 2), "num_heads": (1, 2, 2),
         "num_concepts": 3,
@@ -332,32 +325,24 @@ register_model(
         "public code": {"public_view": True, "img_size": (36, 33), "num_concepts": 0},
     },
 )  # fmt: skip
-register_model(
+_register(
     "parsecaps_224",
-    ParseCaps,
-    "ParseCaps for colour images of 224x224.",
-    source="arXiv:2411.01564",
+    summary="ParseCaps for colour images of 224x224.",
     parameters=502_316,
-    recipe="parsecaps",
     img_size=224,
 )
-register_model(
+_register(
     "parsecaps_wide",
-    ParseCaps,
-    "A wider ParseCaps that the authors' code names: capsules of 64, 192 and 384 numbers, up to 6 heads.",
-    source="arXiv:2411.01564",
+    summary="A wider ParseCaps that the authors' code names: capsules of 64, 192 and 384 numbers, up to 6 heads.",
     parameters=22_044_348,
-    recipe="parsecaps",
     img_size=224,
     dims=(16, 64, 192, 384),
     depths=(1, 2, 10),
     num_heads=(1, 3, 6),
 )
-register_model(
+_register(
     "parsecaps_small",
-    ParseCaps,
-    "A small ParseCaps for grey images resized to 52x52, ours, with 16 positions before the class capsules.",
-    source="arXiv:2411.01564",
+    summary="A small ParseCaps for grey images resized to 52x52, ours, with 16 positions before the class capsules.",
     parameters=397_780,
     recipe="parsecaps_digits",
     in_chans=1,

@@ -8,6 +8,7 @@ Cost at 32x32: about 0.16 G multiply-adds an image, nearly all in the convolutio
 """
 
 import math
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -15,9 +16,8 @@ from mereo.core import Grid, squash
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_positive, check_steps
 from mereo.layers import ConvNorm, Res2SEBlock
-from mereo.layers.capsules import FullyConnectedDecoder, MultiScalePrimaryCapsules
+from mereo.layers.capsules import MultiScalePrimaryCapsules
 from mereo.mechanisms.routing import DynamicRouting, LinearCombinationCaps
-from mereo.models.base import Features
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
 
@@ -117,32 +117,17 @@ class RSCapsNet(CapsuleClassifier):
         nn.init.normal_(head.weight, std=0.1)
         return head
 
-    def make_decoder(self) -> nn.Module | None:
-        if not self.with_decoder:
-            return None
-        return FullyConnectedDecoder(self.num_classes * self.class_dim, self.image_shape)
-
-    def stage(self, index: int, inputs: Tensor) -> Tensor:
-        maps: Tensor = self.stages[index](inputs)
-        return maps
-
     def neck(self, maps: list[Tensor]) -> Tensor:
         """The combined capsules: (batch, combined, dim)."""
         return squash(self.combination(self.primary(maps)))
 
-    def route(self, features: Features) -> Tensor:
-        poses: Tensor = self.head(features)
-        return poses
 
+_register = partial(register_model, module=RSCapsNet, source=SOURCE, reconstruction=RECONSTRUCTION, recipe="rs_capsnet")
 
-register_model(
+_register(
     "rs_capsnet",
-    RSCapsNet,
-    "RS-CapsNet for 32x32 colour images: 5.0 million parameters.",
-    source=SOURCE,
-    reconstruction=RECONSTRUCTION,
+    summary="RS-CapsNet for 32x32 colour images: 5.0 million parameters.",
     parameters=4_984_256,
-    recipe="rs_capsnet",
     tiny={
         "img_size": 12,
         "stem": 8,
@@ -157,14 +142,10 @@ register_model(
         "softmax": {"normalise": "softmax", "routing_steps": 1, "scale": 2},
     },
 )
-register_model(
+_register(
     "rs_capsnet_small",
-    RSCapsNet,
-    "A small RS-CapsNet with one block a stage, ours.",
-    source=SOURCE,
-    reconstruction=RECONSTRUCTION,
+    summary="A small RS-CapsNet with one block a stage, ours.",
     parameters=130_951,
-    recipe="rs_capsnet",
     stem=16,
     channels=(16, 32, 64),
     blocks=1,

@@ -6,6 +6,7 @@ Cost at 32x32 with ResNet-20: 62 M multiply-adds an image, 21 M of them in the c
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,10 +63,6 @@ class _Stages(VisionModel):
             step *= stride
             self.feature_info.append({"num_chs": width, "reduction": step, "module": f"stages.{i}"})
         self.sides, self.channels, self.step, self.first = (sides[0], sides[1]), widths[-1], step, first
-
-    def stage(self, index: int, inputs: Tensor) -> Tensor:
-        features: Tensor = self.stages[index](inputs)
-        return features
 
     def _primary(self, channels: int, kernel: int = 3, norm: bool = True) -> nn.Sequential:
         """A convolution and its norm, from the last map; the maps lose a border where the kernel is larger."""
@@ -230,9 +227,6 @@ class SelfRoutingCapsNet(_Stages, CapsuleClassifier):
         children = capsules[0].movedim(2, -1).flatten(1, 3)
         return children if self.routing == "dynamic" else (children, capsules[1].flatten(1))
 
-    def route(self, features: Features) -> Tensor:
-        return self.class_capsules(features).pose
-
     def class_capsules(self, features: Any) -> Capsules:
         """Poses (batch, classes, pose), of self-routing without entries, and log-probabilities (batch, classes)."""
         if isinstance(features, Tensor):
@@ -301,14 +295,13 @@ class PooledNet(_Stages):
 
 
 _CIFAR: dict[str, Any] = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010)}
-register_model(
+_register = partial(register_model, module=SelfRoutingCapsNet, source=SOURCE, recipe="self_routing")
+
+_register(
     "self_routing_capsnet_resnet20",
-    SelfRoutingCapsNet,
-    "Self-routing capsules on ResNet-20, for 32x32 colour images.",
-    source=SOURCE,
+    summary="Self-routing capsules on ResNet-20, for 32x32 colour images.",
     parameters=931_664,
     aliases=("sr_resnet20",),
-    recipe="self_routing",
     tiny={"planes": 4, "capsules": 3, "capsule_dim": 4, "img_size": 12},
     variants={
         "dynamic": {"routing": "dynamic"},
@@ -322,40 +315,31 @@ register_model(
     },
     **_CIFAR,
 )
-register_model(
+_register(
     "self_routing_capsnet_resnet20_depth2",
-    SelfRoutingCapsNet,
-    "Self-routing capsules on ResNet-20 with a convolution of capsules between the first and the classes.",
-    source=SOURCE,
+    summary="Self-routing capsules on ResNet-20 with a convolution of capsules between the first and the classes.",
     parameters=3_187_536,
     aliases=("sr_resnet20_depth2",),
-    recipe="self_routing",
     depth=2,
     **_CIFAR,
 )
-register_model(
+_register(
     "self_routing_capsnet_convnet",
-    SelfRoutingCapsNet,
-    "Self-routing capsules on six convolutions, for 32x32 grey images of smallNORB.",
-    source=SOURCE,
+    summary="Self-routing capsules on six convolutions, for 32x32 grey images of smallNORB.",
     parameters=479_312,
     aliases=("sr_convnet",),
     crop_pct=2 / 3,
-    recipe="self_routing",
     num_classes=5,
     in_chans=1,
     backbone="convnet",
     capsules=16,
 )
-register_model(
+_register(
     "self_routing_capsnet_smallnet",
-    SelfRoutingCapsNet,
-    "Self-routing capsules on one convolution, with a convolution of capsules, for 32x32 grey images of smallNORB.",
-    source=SOURCE,
+    summary="Self-routing capsules on one convolution and one of capsules, for 32x32 grey images of smallNORB.",
     parameters=2_432_864,
     aliases=("sr_smallnet",),
     crop_pct=2 / 3,
-    recipe="self_routing",
     num_classes=5,
     in_chans=1,
     backbone="smallnet",

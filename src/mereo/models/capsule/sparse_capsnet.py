@@ -4,6 +4,7 @@ Source: Rawlinson, Ahmed, Kowadlo 2018, arXiv:1804.06094, and the authors' code 
 Cost: that of CapsNet with 16 parents; a training step at 28x28 keeps 151 MB of votes for 128 images.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -101,16 +102,14 @@ class SparseCapsNet(VisionModel):
         return nn.Linear(self.num_features, self.num_classes)
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
-        features: Tensor = self.conv(inputs).relu_()
-        return features
+        return self.conv(inputs).relu_()
 
     def neck(self, maps: list[Tensor]) -> Tensor:
         """The latent capsules, not weighted: (batch, latent_capsules, latent_dim)."""
         children = self.primary(maps[0])
         if self.latent.gates.watched and self.latent.mask != "label":
             return self.latent.compete(children).poses
-        latent: Tensor = self.latent.routing(children)
-        return latent
+        return self.latent.routing(children)
 
     def rebuild(self, images: Tensor, labels: Tensor | None = None) -> Rebuilt:
         """The images that the decoder makes of the weighted latent capsules; in training mode wins are counted.
@@ -127,21 +126,19 @@ class SparseCapsNet(VisionModel):
         return Rebuilt(self.decoder(latent.masked.flatten(1)), latent.poses, latent.mask)
 
 
-register_model(
+_register = partial(register_model, module=SparseCapsNet, source="arXiv:1804.06094")
+
+_register(
     "sparse_caps_mnist",
-    SparseCapsNet,
-    "16 latent capsules that compete to rebuild 28x28 grey images, and a linear classifier of them.",
-    source="arXiv:1804.06094",
+    summary="16 latent capsules that compete to rebuild 28x28 grey images, and a linear classifier of them.",
     parameters=9_152_282,
     recipe="sparse_caps",
     tiny={"img_size": 19, "conv_channels": 8, "primary_types": 2, "primary_dim": 4, "latent_capsules": 5},
     variants={"two winners": {"winners": 2, "score": "official", "latent_dim": 6, "routing_steps": 2}},
 )
-register_model(
+_register(
     "sparse_caps_affnist",
-    SparseCapsNet,
-    "The same for 40x40 images, such as digits padded by 6 pixels and shifted by up to 6.",
-    source="arXiv:1804.06094",
+    summary="The same for 40x40 images, such as digits padded by 6 pixels and shifted by up to 6.",
     parameters=17_066_570,
     recipe="sparse_caps_affnist",
     img_size=40,

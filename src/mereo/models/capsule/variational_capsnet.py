@@ -4,6 +4,7 @@ Source: De Sousa Ribeiro, Leontidis, Kollias 2020, arXiv:1905.11455, and the aut
 Cost at 32x32 with 32 types: 0.2 G multiply-adds an image for the votes, and three passes over 7.6 M numbers of them.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -172,8 +173,7 @@ class VariationalCapsNet(CapsuleClassifier):
         return self._started(head)
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
-        features: Tensor = self.stem(inputs)
-        return features
+        return self.stem(inputs)
 
     def neck(self, maps: list[Tensor]) -> Capsules:
         """The capsules that vote for the classes: pose (batch, types, side, side, rows, columns), activation."""
@@ -189,44 +189,33 @@ class VariationalCapsNet(CapsuleClassifier):
             active = active.to(accumulation_type(active)).logit(LEAST).to(active.dtype)
         return Capsules(poses.flatten(2), active)
 
-    def route(self, features: Capsules) -> Tensor:
-        return self.class_capsules(features).pose
 
+_register = partial(
+    register_model, module=VariationalCapsNet, source="arXiv:1905.11455", crop_pct=2 / 3, recipe="variational_bayes"
+)
 
-register_model(
+_register(
     "variational_capsnet_base",
-    VariationalCapsNet,
-    "Variational Bayes routing with 32 types of capsules, for 32x32 crops of smallNORB.",
-    source="arXiv:1905.11455",
+    summary="Variational Bayes routing with 32 types of capsules, for 32x32 crops of smallNORB.",
     parameters=244_682,
     aliases=("vb_base",),
-    crop_pct=2 / 3,
-    recipe="variational_bayes",
     tiny={"img_size": 19, "channels": 6, "types": (2, 3, 3), "side": 2, "num_classes": 4},
     variants={
         "one layer": {"types": (3,)},
         "evidence": {"scores": "evidence", "init": "noisy_identity", "coordinates": "released"},
     },
 )
-register_model(
+_register(
     "variational_capsnet_small",
-    VariationalCapsNet,
-    "Variational Bayes routing with 16 types of capsules, for 32x32 crops of smallNORB.",
-    source="arXiv:1905.11455",
+    summary="Variational Bayes routing with 16 types of capsules, for 32x32 crops of smallNORB.",
     parameters=68_714,
     aliases=("vb_small",),
-    crop_pct=2 / 3,
-    recipe="variational_bayes",
     types=(8, 16, 16),
 )
-register_model(
+_register(
     "variational_capsnet_tiny",
-    VariationalCapsNet,
-    "Variational Bayes routing in a single layer, for 32x32 crops of smallNORB.",
-    source="arXiv:1905.11455",
+    summary="Variational Bayes routing in a single layer, for 32x32 crops of smallNORB.",
     parameters=206_154,
     aliases=("vb_tiny",),
-    crop_pct=2 / 3,
-    recipe="variational_bayes",
     types=(16,),
 )

@@ -81,8 +81,7 @@ class OwnNetwork(PlainNetwork):
     def forward(self, images: Tensor) -> Tensor:
         self.check_images(images)
         outputs = self.network(images)
-        scores: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
-        return scores
+        return outputs[0] if isinstance(outputs, tuple) else outputs
 
     def forward_features(self, images: Tensor) -> Tensor:
         """What enters the classifier."""
@@ -96,8 +95,7 @@ class OwnNetwork(PlainNetwork):
         return entered[-1]
 
     def forward_head(self, features: Any, pre_logits: bool = False) -> Tensor:
-        out: Tensor = features.flatten(1) if pre_logits else self.get_classifier()(features)
-        return out
+        return features.flatten(1) if pre_logits else self.get_classifier()(features)
 
     def _renew_classifier(self) -> None:
         name, old = self.classifier.removeprefix("network."), self.get_classifier()

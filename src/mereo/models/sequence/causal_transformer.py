@@ -6,6 +6,7 @@ values of all tokens are kept: 2 N C numbers a layer.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -188,26 +189,24 @@ class CausalTransformer(SequenceModel):
         return embedded + torch.cat((angles.sin(), angles.cos()), -1).to(embedded.dtype)
 
 
-register_model(
+_register = partial(
+    register_model, module=CausalTransformer, source="arXiv:1706.03762", short={"glu_dim": "hidden_dim"}
+)
+
+_register(
     "causal_transformer_tiny",
-    CausalTransformer,
-    "Softmax attention with as many parameters as tnl_tiny, to 0.2 %.",
-    source="arXiv:1706.03762",
+    summary="Softmax attention with as many parameters as tnl_tiny, to 0.2 %.",
     parameters=212_736,
     tiny={"dim": 12, "depth": 2, "num_heads": 3, "hidden_dim": 20, "context": 16, "vocab_size": 31},
     variants={"feed-forward, positions": {"channels": "gelu", "sines": True, "tied": True}},
-    short={"glu_dim": "hidden_dim"},
 )
-register_model(
+_register(
     "causal_transformer_small",
-    CausalTransformer,
-    "Softmax attention with as many parameters as tnl_small, to 0.01 %.",
-    source="arXiv:1706.03762",
+    summary="Softmax attention with as many parameters as tnl_small, to 0.01 %.",
     parameters=2_973_696,
     dim=192,
     depth=6,
     num_heads=6,
     hidden_dim=576,
     context=512,
-    short={"glu_dim": "hidden_dim"},
 )

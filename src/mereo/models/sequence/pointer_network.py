@@ -4,6 +4,7 @@ Source: Vinyals, Fortunato, Jaitly 2015, arXiv:1506.03134.
 Cost: 8 H (in + H) FLOPs for each point and each step, 3 n H for each pointer among n points; W1 e_j is computed once.
 """
 
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -361,11 +362,11 @@ class PointerNetwork(Network):
         return layer_depths(names, ["encoder", "decoder"], self.classifier_parts)
 
 
-register_model(
+_register = partial(register_model, module=PointerNetwork, source="arXiv:1506.03134")
+
+_register(
     "pointer_network",
-    PointerNetwork,
-    "Pointer network of 256 units, for sets of any number of points.",
-    source="arXiv:1506.03134",
+    summary="Pointer network of 256 units, for sets of any number of points.",
     parameters=664_066,
     tiny={"dim": 6, "context": 4},
     variants={
@@ -374,19 +375,15 @@ register_model(
         "embedded points in space": {"embed": True, "coordinates": 3, "steps_per_point": 2},
     },
 )
-register_model(
+_register(
     "pointer_network_512",
-    PointerNetwork,
-    "Pointer network of 512 units.",
-    source="arXiv:1506.03134",
+    summary="Pointer network of 512 units.",
     parameters=2_638_850,
     dim=512,
 )
-register_model(
+_register(
     "pointer_network_small",
-    PointerNetwork,
-    "Pointer network of 64 units that learns sets of ten points in a minute on a CPU.",
-    source="arXiv:1506.03134",
+    summary="Pointer network of 64 units that learns sets of ten points in a minute on a CPU.",
     parameters=75_074,
     dim=64,
     embed=True,

@@ -3,7 +3,7 @@
 Source: Zhu, Wang, Ke, Zhang, Lau 2023, arXiv:2303.08810.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -44,8 +44,7 @@ class EnhancedAttention(SelfAttention):
 
     def forward(self, cells: Tensor) -> Tensor:
         local = self.local(cells.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-        out: Tensor = self.proj(self.mix(cells) + local)
-        return out
+        return self.proj(self.mix(cells) + local)
 
 
 class BiFormerBlock(nn.Module):
@@ -76,8 +75,7 @@ class BiFormerBlock(nn.Module):
             moved = self.positions(maps.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
             maps = moved if self.folded else moved + maps
         maps = maps + self.drop_path(self.attention(self.norm1(maps)))
-        out: Tensor = maps + self.drop_path(self.mlp(self.norm2(maps)))
-        return out
+        return maps + self.drop_path(self.mlp(self.norm2(maps)))
 
     @torch.no_grad()
     def for_inference(self) -> nn.Module:
@@ -210,12 +208,10 @@ class BiFormer(VisionModel):
         self.reset_classifier(num_classes)
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
-        maps: Tensor = self.stages[index](inputs if index else bounded(inputs, LARGEST))
-        return maps
+        return self.stages[index](inputs if index else bounded(inputs, LARGEST))
 
     def neck(self, maps: list[Tensor]) -> Tensor:
-        features: Tensor = self.norm(maps[-1])
-        return features
+        return self.norm(maps[-1])
 
     def as_map(self, tensor: Tensor, norm: bool) -> Tensor:
         return self.neck([tensor]) if norm and tensor.shape[1] == self.num_features else tensor
@@ -253,12 +249,12 @@ _SHARED: dict[str, Any] = {
 }  # fmt: skip
 _WIDE = (96, 192, 384, 768)
 
-register_model(
+_register: Callable[..., None] = partial(register_model, module=BiFormer, drop_path_rate=0.1, **_SHARED)
+
+_register(
     "biformer_tiny",
-    BiFormer,
-    "BiFormer-T: 13.1 million parameters, 81.4 % on ImageNet in the paper.",
+    summary="BiFormer-T: 13.1 million parameters, 81.4 % on ImageNet in the paper.",
     parameters=13_142_760,
-    drop_path_rate=0.1,
     tiny={
         "img_size": 32, "widths": (8, 8, 16), "depths": (1, 1, 1), "top_k": (1, 2, 0), "regions": 2, "head_dim": 4,
         "num_heads": 2, "num_classes": 5, "drop_path_rate": 0.0,
@@ -267,36 +263,28 @@ register_model(
         "swin layout": {"swin_layout": True, "soft": True, "top_k": (2, 4, 0)},
         "legacy": {"pad": "legacy", "top_k": (2, 3, 1)},
     },
-    **_SHARED,
-)  # fmt: skip
-register_model(
+    )  # fmt: skip
+_register(
     "biformer_small",
-    BiFormer,
-    "BiFormer-S: 25.5 million parameters, 83.8 % on ImageNet in the paper.",
+    summary="BiFormer-S: 25.5 million parameters, 83.8 % on ImageNet in the paper.",
     parameters=25_536_232,
     depths=(4, 4, 18, 4),
     drop_path_rate=0.15,
-    **_SHARED,
 )
-register_model(
+_register(
     "biformer_base",
-    BiFormer,
-    "BiFormer-B: 56.8 million parameters, 84.3 % on ImageNet in the paper.",
+    summary="BiFormer-B: 56.8 million parameters, 84.3 % on ImageNet in the paper.",
     parameters=56_804_968,
     widths=_WIDE,
     depths=(4, 4, 18, 4),
     drop_path_rate=0.4,
-    **_SHARED,
 )
-register_model(
+_register(
     "biformer_stl",
-    BiFormer,
-    "BiFormer in the layout of Swin-T, for ablations: 28.4 million parameters, 82.7 % on ImageNet in the paper.",
+    summary="BiFormer in the layout of Swin-T, for ablations: 28.4 million parameters, 82.7 % on ImageNet (paper).",
     parameters=28_372_552,
     widths=_WIDE,
     depths=(2, 2, 6, 2),
     mlp_ratio=4.0,
     swin_layout=True,
-    drop_path_rate=0.1,
-    **_SHARED,
 )

@@ -53,8 +53,7 @@ class _ClassBlock(nn.Module):
         prepared = patches if normalised else attention.prepare(patches)
         scaled = (prepared, norm.weight, norm.bias) if normalised else (prepared,)
         update = attention.branch.gather(attention.prepare(token), *scaled)  # type: ignore[operator]
-        summary: Tensor = self.feed_forward(attention.add(token, update))
-        return summary
+        return self.feed_forward(attention.add(token, update))
 
 
 class CaiT(VisionModel):
@@ -179,8 +178,7 @@ class CaiT(VisionModel):
         return maps + resize_positions(self.positions, self.grid, grid).unflatten(1, grid)
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
-        maps: Tensor = self.blocks[index](self.embed(inputs) if index == 0 else inputs)
-        return maps
+        return self.blocks[index](self.embed(inputs) if index == 0 else inputs)
 
     def as_map(self, tensor: Tensor, norm: bool) -> Tensor:
         """(batch, rows, columns, dim) -> (batch, dim, rows, columns), through the last norm where asked."""
@@ -201,8 +199,7 @@ class CaiT(VisionModel):
     def neck(self, maps: list[Tensor]) -> Tensor:
         """The class token and the patches, normalised: (batch, 1 + patches, dim)."""
         patches = maps[-1].flatten(1, 2)
-        tokens: Tensor = self.norm(torch.cat((self.summarise(patches), patches), 1))
-        return tokens
+        return self.norm(torch.cat((self.summarise(patches), patches), 1))
 
     def pool(self, features: Tensor) -> Tensor:
         """The class token."""

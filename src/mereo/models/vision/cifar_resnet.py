@@ -76,10 +76,6 @@ class CifarResNet(VisionModel):
                 nn.init.kaiming_normal_(module[0].weight, nonlinearity="relu")  # type: ignore[arg-type]
         self.reset_classifier(num_classes)
 
-    def stage(self, index: int, inputs: Tensor) -> Tensor:
-        features: Tensor = self.stages[index](self.stem(inputs) if index == 0 else inputs)
-        return features
-
     def pool(self, features: Tensor) -> Tensor:
         return features.mean((2, 3))
 

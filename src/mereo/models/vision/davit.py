@@ -70,8 +70,7 @@ class DualBlock(nn.Module):
 
     def attend(self, cells: Tensor) -> Tensor:
         """The output of attention for cells (batch, rows, columns, dim)."""
-        attended: Tensor = self.attention(cells)
-        return attended
+        return self.attention(cells)
 
     def forward(self, maps: Tensor) -> Tensor:
         cells = self.position1(maps).permute(0, 2, 3, 1)
@@ -211,12 +210,10 @@ class DaViT(VisionModel):
         start_linears(self)
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
-        maps: Tensor = self.stages[index](self.stem(bounded(inputs)) if index == 0 else inputs)
-        return maps
+        return self.stages[index](self.stem(bounded(inputs)) if index == 0 else inputs)
 
     def pool(self, features: Tensor) -> Tensor:
-        pooled: Tensor = self.norm(features.mean((2, 3)))
-        return pooled
+        return self.norm(features.mean((2, 3)))
 
     def make_classifier(self) -> nn.Module:
         return start_linears(nn.Linear(self.num_features, self.num_classes))

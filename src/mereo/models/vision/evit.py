@@ -87,8 +87,7 @@ class EViT(VisionTransformer):
             run = checkpointed(self, run)
         for index in range(len(self.feature_info), len(self.blocks)):
             tokens = run(index, tokens)
-        normed: Tensor = self.norm(tokens)
-        return normed
+        return self.norm(tokens)
 
     def place_couplings(self, height: int, width: int) -> None:
         """The first reducing block still sees all patches; behind it, places differ from image to image."""

@@ -76,8 +76,7 @@ class HaloNetBlock(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         branch: Tensor = self.drop_path(self.expand(self.gate(self.mix(self.reduce(maps)))))
-        out: Tensor = self.activation(branch if self.shortcut is None else branch.add_(self.shortcut(maps)))
-        return out
+        return self.activation(branch if self.shortcut is None else branch.add_(self.shortcut(maps)))
 
 
 class HaloNetStem(nn.Sequential):
@@ -252,8 +251,7 @@ class HaloNet(VisionModel):
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
         if index == 0:
-            stem: Tensor = self.stem(inputs)
-            return stem
+            return self.stem(inputs)
         maps: Tensor = self.stages[index - 1](self.enter(inputs) if index == 1 else inputs)
         return self.final(maps) if index == len(self.stages) else maps
 
@@ -268,8 +266,7 @@ class HaloNet(VisionModel):
 
     def classify(self, features: Tensor) -> Tensor:
         dropped = nn.functional.dropout(self.pool(features), self.drop_rate, self.training)
-        scores: Tensor = self.head(dropped)
-        return scores
+        return self.head(dropped)
 
 
 def _check_stages(

@@ -4,6 +4,8 @@ Sources: Vaswani et al. 2021, arXiv:2103.12731, table 3; timm's own networks wit
 of them of the blocks of RegNet-Z (arXiv:2103.06877).
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from mereo.models.registry import IMAGENET, register_model
@@ -72,86 +74,67 @@ _preset(
     "halonet_h7", "HaloNet-H7 for images of 600 pixels; blocks of 10 do not divide its maps, which are padded.",
     67_434_728, 26, (4.0, 3.5), img_size=600, block=10, final_width=2048,
 )  # fmt: skip
-register_model(
+_register: Callable[..., None] = partial(
+    register_model, module=HaloNet, crop_pct=0.94, stem="tiered", heads=(8, 8, 8, 8), **_SHARED
+)
+
+_register(
     "halonet26t",
-    HaloNet,
-    "A tiered ResNet-26 with halo attention in its last two stages.",
+    summary="A tiered ResNet-26 with halo attention in its last two stages.",
     parameters=12_480_288,
     crop_pct=0.95,
-    stem="tiered",
     layers=("cc", "cc", "ch", "hh"),
     expansion=4.0,
-    heads=(8, 8, 8, 8),
     halo=2,
-    **_SHARED,
 )
-register_model(
+_register(
     "halonet50ts",
-    HaloNet,
-    "A tiered ResNet-50 with SiLU and halo attention in every fourth block of its second stage and then every second.",
+    summary="A tiered ResNet-50 with SiLU and halo attention in the fourth block of stage 2 and then in every second.",
     parameters=22_733_280,
-    crop_pct=0.94,
-    stem="tiered",
     layers=("ccc", "ccch", "chchch", "chc"),
     expansion=4.0,
     heads=(8, 4, 8, 8),
     activation="silu",
-    **_SHARED,
 )
-register_model(
+_register(
     "halo2botnet50ts_256",
-    HaloNet,
-    "A tiered ResNet-50 with SiLU, halo attention in two stages and bottleneck attention in the last.",
+    summary="A tiered ResNet-50 with SiLU, halo attention in two stages and bottleneck attention in the last.",
     parameters=22_635_360,
     crop_pct=0.95,
     aliases=("halo2botnet50ts",),
-    stem="tiered",
     stem_pool=False,
     layers=("ccc", "chch", "chchch", "cbc"),
     expansion=4.0,
     heads=(8, 8, 8, 4),
     activation="silu",
-    **_SHARED,
 )
-register_model(
+_register(
     "sehalonet33ts",
-    HaloNet,
-    "A tiered ResNet-33 with SiLU, squeeze and excite, and halo attention in its last three stages.",
+    summary="A tiered ResNet-33 with SiLU, squeeze and excite, and halo attention in its last three stages.",
     parameters=13_691_712,
-    crop_pct=0.94,
-    stem="tiered",
     stem_pool=False,
     layers=("cc", "cch", "cch", "hh"),
     outputs=(256, 512, 1024, 1536),
     gate="squeeze_excite",
-    heads=(8, 8, 8, 8),
     final_width=1280,
     activation="silu",
-    **_SHARED,
 )
-register_model(
+_register(
     "eca_halonext26ts",
-    HaloNet,
-    "A tiered ResNeXt-26 with SiLU, efficient channel gates and halo attention in its last two stages.",
+    summary="A tiered ResNeXt-26 with SiLU, efficient channel gates and halo attention in its last two stages.",
     parameters=10_756_885,
-    crop_pct=0.94,
-    stem="tiered",
     layers=("cc", "cc", "ch", "hh"),
     expansion=4.0,
     group_size=16,
     gate="efficient_channel",
-    heads=(8, 8, 8, 8),
     key_ratios=(1.0, 1.0, 0.5, 0.25),
     halo=2,
     activation="silu",
-    **_SHARED,
 )
-register_model(
+_register(
     "haloregnetz_b",
-    HaloNet,
-    "RegNet-Z with SiLU, squeeze and excite, and halo attention in its last two stages.",
+    summary="RegNet-Z with SiLU, squeeze and excite, and halo attention in its last two stages.",
     parameters=11_680_072,
-    crop_pct=0.94,
     img_size=224,
     stem="3x3",
     stem_width=32,
@@ -163,22 +146,20 @@ register_model(
     group_size=16,
     gate="squeeze_excite",
     gate_ratio=0.25,
-    heads=(8, 8, 8, 8),
     key_ratios=(1 / 3, 1 / 3, 1 / 3, 1 / 3),
     block=7,
     halo=2,
     final_width=1536,
     activation="silu",
-    **{**_SHARED, "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)},
+    mean=(0.5, 0.5, 0.5),
+    std=(0.5, 0.5, 0.5),
 )
-register_model(
+_register(
     "lamhalobotnet50ts_256",
-    HaloNet,
-    "A tiered ResNet-50 with SiLU, lambda attention in its second stage, halo and then bottleneck attention.",
+    summary="A tiered ResNet-50 with SiLU, lambda attention in its second stage, halo and then bottleneck attention.",
     parameters=22_569_824,
     crop_pct=0.95,
     aliases=("lamhalobotnet50ts",),
-    stem="tiered",
     stem_pool=False,
     layers=("ccc", "clcl", "chchch", "cbc"),
     expansion=4.0,
@@ -186,5 +167,4 @@ register_model(
     key_ratios=(1.0, 0.5, 1.0, 1.0),
     scope=13,
     activation="silu",
-    **_SHARED,
 )

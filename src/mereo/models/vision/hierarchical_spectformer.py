@@ -4,7 +4,7 @@ Source: Patro, Namboodiri, Agneeswaran 2023, arXiv:2304.06446, section 3.2, with
 Cost: 3.9 G to 12.7 G multiply-adds an image for S to L at 224 x 224.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -41,8 +41,7 @@ class _Attention(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         q = self.query(tokens).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         k, v = self.key_value(tokens).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        merged: Tensor = self.proj(attend(q, k, v, self.coupling).transpose(1, 2).flatten(2))
-        return merged
+        return self.proj(attend(q, k, v, self.coupling).transpose(1, 2).flatten(2))
 
 
 class _LocalFeedForward(nn.Module):
@@ -56,8 +55,7 @@ class _LocalFeedForward(nn.Module):
 
     def forward(self, cells: Tensor) -> Tensor:
         maps = self.depthwise(self.first(cells).permute(0, 3, 1, 2))
-        out: Tensor = self.second(maps.permute(0, 2, 3, 1))
-        return out
+        return self.second(maps.permute(0, 2, 3, 1))
 
 
 class _Block(nn.Module):
@@ -214,14 +212,12 @@ class HierarchicalSpectFormer(VisionModel):
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
         # The variances of larger entries overflow in the first norm over channels.
-        maps: Tensor = self.stages[index](bounded(inputs) if index == 0 else inputs)
-        return maps
+        return self.stages[index](bounded(inputs) if index == 0 else inputs)
 
     def neck(self, maps: list[Tensor]) -> Tensor:
         """The class token and the tokens, normalised: (batch, 1 + rows * columns, channels)."""
         tokens = maps[-1].permute(0, 2, 3, 1).flatten(1, 2)
-        normed: Tensor = self.norm(self.class_block(tokens))
-        return normed
+        return self.norm(self.class_block(tokens))
 
     def pool(self, features: Tensor) -> Tensor:
         return features[:, 0]
@@ -237,8 +233,7 @@ class HierarchicalSpectFormer(VisionModel):
         """Scores of every token, (batch, rows * columns, classes), of what `forward_features` returns."""
         if self.token_head is None:
             raise UsageError("token_labels is False; create the network with token_labels=True for scores of tokens.")
-        scores: Tensor = self.token_head(features[:, 1:])
-        return scores
+        return self.token_head(features[:, 1:])
 
     def token_labels(self, images: Tensor, box: Box | None = None) -> TokenLabels:
         """Scores for token labelling: the maps of image pairs are mixed in a box, and scores of tokens are unmixed.
@@ -303,37 +298,32 @@ register_layout("official", HierarchicalSpectFormer, _pairs)
 
 _PAPER: dict[str, Any] = {"source": "arXiv:2304.06446", "crop_pct": 0.9, "recipe": "spectformer_h", **IMAGENET}
 
-register_model(
+_register: Callable[..., None] = partial(register_model, module=HierarchicalSpectFormer, drop_path_rate=0.1, **_PAPER)
+
+_register(
     "spectformer_h_small",
-    HierarchicalSpectFormer,
-    "SpectFormer-H-S, hierarchical, with a second head on tokens.",
+    summary="SpectFormer-H-S, hierarchical, with a second head on tokens.",
     parameters=22_226_928,
-    drop_path_rate=0.1,
     tiny={
         "img_size": 40, "num_classes": 10, "widths": (6, 8, 8, 12), "depths": (1, 1, 1, 1), "num_heads": (1, 1, 2, 2),
         "ratios": (2, 2, 2, 2), "stem_width": 4,
     },
     variants={"one head": {"token_labels": False}},
     aliases=("spectformer_h_s",),
-    **_PAPER,
-)  # fmt: skip
-register_model(
+    )  # fmt: skip
+_register(
     "spectformer_h_base",
-    HierarchicalSpectFormer,
-    "SpectFormer-H-B, hierarchical, with a second head on tokens.",
+    summary="SpectFormer-H-B, hierarchical, with a second head on tokens.",
     parameters=33_052_880,
     widths=(64, 128, 320, 512),
     depths=(3, 4, 12, 3),
     num_heads=(2, 4, 10, 16),
     stem_width=64,
-    drop_path_rate=0.1,
     aliases=("spectformer_h_b",),
-    **_PAPER,
 )
-register_model(
+_register(
     "spectformer_h_large",
-    HierarchicalSpectFormer,
-    "SpectFormer-H-L, hierarchical, with a second head on tokens.",
+    summary="SpectFormer-H-L, hierarchical, with a second head on tokens.",
     parameters=54_675_792,
     widths=(96, 192, 384, 512),
     depths=(3, 6, 18, 3),
@@ -341,5 +331,4 @@ register_model(
     stem_width=64,
     drop_path_rate=0.3,
     aliases=("spectformer_h_l",),
-    **_PAPER,
 )

@@ -88,8 +88,7 @@ class Stem(nn.Module):
             shift = shift if bias is None else shift + factor * bias
             folded = (weight * factor[:, None, None, None]).to(weight.dtype)
             halved = self.activation(F.conv2d(padded, folded, shift.to(weight.dtype), 2))
-        out: Tensor = self.second(halved)
-        return out
+        return self.second(halved)
 
     def for_inference(self) -> nn.Module:
         fused = nn.utils.fusion.fuse_conv_bn_eval(self.first, self.norm)
@@ -122,8 +121,7 @@ class Exchange(nn.Module):
 
     def forward(self, cells: Tensor, rows: int, columns: int) -> Tensor:
         cells = cells + self.drop_path(self.scale1(self.attention.windows(self.norm1(cells), rows, columns)))
-        out: Tensor = cells + self.drop_path(self.scale2(self.feed_forward(self.norm2(cells))))
-        return out
+        return cells + self.drop_path(self.scale2(self.feed_forward(self.norm2(cells))))
 
     def for_inference(self) -> nn.Module:
         for name, layer in (("scale1", self.attention.proj), ("scale2", self.feed_forward.second)):
@@ -367,8 +365,7 @@ class MaxViT(VisionModel):
         start_off_zero(self)
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
-        out: Tensor = self.stem(inputs) if index == 0 else self.stages[index - 1](inputs)
-        return out
+        return self.stem(inputs) if index == 0 else self.stages[index - 1](inputs)
 
     def neck(self, maps: list[Tensor]) -> Tensor:
         return self.as_map(maps[-1], norm=True)
@@ -380,8 +377,7 @@ class MaxViT(VisionModel):
         return tensor
 
     def pool(self, features: Tensor) -> Tensor:
-        out: Tensor = self.drop(self.pre_logits(features.mean((2, 3))))
-        return out
+        return self.drop(self.pre_logits(features.mean((2, 3))))
 
     def make_classifier(self) -> nn.Module:
         head = nn.Linear(self.num_features, self.num_classes)

@@ -35,8 +35,7 @@ class NeighborhoodBlock(nn.Module):
         self.feed_forward = Residual(feed_forward, dim, "second", eps=1e-5, **residual)
 
     def forward(self, cells: Tensor) -> Tensor:
-        after: Tensor = self.feed_forward(self.attention(cells))
-        return after
+        return self.feed_forward(self.attention(cells))
 
 
 class Stage(nn.Module):
@@ -166,12 +165,10 @@ class NAT(VisionModel):
         self._check_size("height and width of the images", tuple(images.shape[2:]))
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
-        maps: Tensor = self.stages[index](self.stem(bounded(inputs)) if index == 0 else inputs)
-        return maps
+        return self.stages[index](self.stem(bounded(inputs)) if index == 0 else inputs)
 
     def pool(self, features: Tensor) -> Tensor:
-        pooled: Tensor = self.norm(features).mean((2, 3))
-        return pooled
+        return self.norm(features).mean((2, 3))
 
     def make_classifier(self) -> nn.Module:
         return start_linears(nn.Linear(self.num_features, self.num_classes))

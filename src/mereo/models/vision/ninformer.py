@@ -5,6 +5,7 @@ Cost: 54.5 M multiply-adds an image and block at 64 tokens of 256 channels.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -93,8 +94,7 @@ class NiNformer(VisionModel):
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
         # The variances of larger entries overflow in the norms.
-        maps: Tensor = self.stages[index](self.patches(bounded(inputs)) if index == 0 else inputs)
-        return maps
+        return self.stages[index](self.patches(bounded(inputs)) if index == 0 else inputs)
 
     def pool(self, features: Tensor) -> Tensor:
         return features.mean((2, 3))
@@ -120,27 +120,19 @@ def _pairs(model: NiNformer) -> Iterator[Pair]:
 
 register_layout("official", NiNformer, _pairs)
 
-register_model(
+_register = partial(register_model, module=NiNformer, source="arXiv:2403.02411", mean=0.5, std=0.5, recipe="ninformer")
+
+_register(
     "ninformer_cifar",
-    NiNformer,
-    "NiNformer for colour images of 32 x 32.",
-    source="arXiv:2403.02411",
+    summary="NiNformer for colour images of 32 x 32.",
     parameters=2_652_170,
-    mean=0.5,
-    std=0.5,
-    recipe="ninformer",
     tiny={"img_size": 8, "dim": 12, "depth": 2, "hidden_dim": 8},
     variants={"two norms": {"shared_norm": False}},
 )
-register_model(
+_register(
     "ninformer_mnist",
-    NiNformer,
-    "NiNformer for grey images of 28 x 28.",
-    source="arXiv:2403.02411",
+    summary="NiNformer for grey images of 28 x 28.",
     parameters=2_582_478,
-    mean=0.5,
-    std=0.5,
-    recipe="ninformer",
     in_chans=1,
     img_size=28,
 )

@@ -175,10 +175,6 @@ class SHViT(VisionModel):
         ]
         self.reset_classifier(num_classes)
 
-    def stage(self, index: int, inputs: Tensor) -> Tensor:
-        maps: Tensor = self.stages[index](self.stem(inputs) if index == 0 else inputs)
-        return maps
-
     def pool(self, features: Tensor) -> Tensor:
         return features.mean((2, 3))
 
@@ -298,47 +294,41 @@ register_layout("official", SHViT, _official_pairs)
 
 _PAPER: dict[str, Any] = {"source": "arXiv:2401.16456", "crop_pct": 0.875, "recipe": "shvit", **IMAGENET}
 
-register_model(
+_register: Callable[..., None] = partial(register_model, module=SHViT, **_PAPER)
+
+_register(
     "shvit_s1",
-    SHViT,
-    "SHViT-S1, the smallest.",
+    summary="SHViT-S1, the smallest.",
     parameters=6_330_808,
     tiny={
         "img_size": 24, "num_classes": 10, "widths": (8, 12, 16), "depths": (1, 1, 1), "attended": (None, 3, 5),
         "key_dim": 3, "stem_strides": (2, 2),
     },
     variants={"distilled": {"distillation": True}},
-    **_PAPER,
 )  # fmt: skip
-register_model(
+_register(
     "shvit_s2",
-    SHViT,
-    "SHViT-S2.",
+    summary="SHViT-S2.",
     parameters=11_483_072,
     widths=(128, 308, 448),
     attended=(None, 66, 96),
-    **_PAPER,
 )
-register_model(
+_register(
     "shvit_s3",
-    SHViT,
-    "SHViT-S3.",
+    summary="SHViT-S3.",
     parameters=14_245_273,
     widths=(192, 352, 448),
     depths=(3, 5, 5),
     attended=(None, 75, 96),
-    **_PAPER,
 )
-register_model(
+_register(
     "shvit_s4",
-    SHViT,
-    "SHViT-S4, for images of 256 x 256.",
+    summary="SHViT-S4, for images of 256 x 256.",
     parameters=16_588_484,
     img_size=256,
     widths=(224, 336, 448),
     depths=(4, 7, 6),
     attended=(None, 72, 96),
-    **_PAPER,
 )
 register_model(
     "shvit_cifar",

@@ -4,7 +4,8 @@ Source: Patro, Namboodiri, Agneeswaran 2023, arXiv:2304.06446, section 3, with w
 Cost: 1.8 G to 11.5 G multiply-adds an image for T to B at 224 x 224.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -147,16 +148,14 @@ class SpectFormer(VisionModel):
         return (maps.permute(0, 2, 3, 1) + positions.unflatten(1, size)).permute(0, 3, 1, 2)
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
-        maps: Tensor = self.stages[index](self.embed(inputs) if index == 0 else inputs)
-        return maps
+        return self.stages[index](self.embed(inputs) if index == 0 else inputs)
 
     def as_map(self, tensor: Tensor, norm: bool) -> Tensor:
         return self.norm(tensor.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) if norm else tensor
 
     def neck(self, maps: list[Tensor]) -> Tensor:
         """Normalised tokens (batch, rows * columns, dim)."""
-        tokens: Tensor = self.norm(maps[-1].permute(0, 2, 3, 1).flatten(1, 2))
-        return tokens
+        return self.norm(maps[-1].permute(0, 2, 3, 1).flatten(1, 2))
 
     def pool(self, features: Tensor) -> Tensor:
         return features.mean(1)
@@ -183,10 +182,11 @@ register_layout("official", SpectFormer, _pairs)
 
 _PAPER: dict[str, Any] = {"source": "arXiv:2304.06446", "crop_pct": 0.9, "recipe": "spectformer", **IMAGENET}
 
-register_model(
+_register: Callable[..., None] = partial(register_model, module=SpectFormer, **_PAPER)
+
+_register(
     "spectformer_tiny",
-    SpectFormer,
-    "SpectFormer-T, vanilla.",
+    summary="SpectFormer-T, vanilla.",
     parameters=9_158_376,
     dim=256,
     num_heads=4,
@@ -194,33 +194,26 @@ register_model(
         "img_size": 16, "num_classes": 10, "patch_size": 4, "dim": 12, "depth": 3, "num_heads": 2, "spectral_layers": 1,
     },
     variants={"last": {"spectral_first": False}},
-    **_PAPER,
-)  # fmt: skip
-register_model(
+    )  # fmt: skip
+_register(
     "spectformer_xsmall",
-    SpectFormer,
-    "SpectFormer-XS, vanilla.",
+    summary="SpectFormer-XS, vanilla.",
     parameters=20_028_520,
     aliases=("spectformer_xs",),
-    **_PAPER,
 )
-register_model(
+_register(
     "spectformer_small",
-    SpectFormer,
-    "SpectFormer-S, vanilla.",
+    summary="SpectFormer-S, vanilla.",
     parameters=32_449_768,
     depth=19,
     drop_path_rate=0.15,
-    **_PAPER,
 )
-register_model(
+_register(
     "spectformer_base",
-    SpectFormer,
-    "SpectFormer-B, vanilla.",
+    summary="SpectFormer-B, vanilla.",
     parameters=57_159_656,
     dim=512,
     depth=19,
     num_heads=8,
     drop_path_rate=0.25,
-    **_PAPER,
 )

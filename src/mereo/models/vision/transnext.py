@@ -36,8 +36,7 @@ class ConvolutionalGLU(nn.Module):
     def forward(self, cells: Tensor) -> Tensor:
         gate, value = self.first(cells).chunk(2, -1)
         gate = self.conv(gate.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-        after: Tensor = self.second(F.gelu(gate) * value)
-        return after
+        return self.second(F.gelu(gate) * value)
 
 
 class FovealBlock(nn.Module):
@@ -51,8 +50,7 @@ class FovealBlock(nn.Module):
 
     def forward(self, cells: Tensor) -> Tensor:
         cells = cells + self.drop_path(self.attention(self.norm1(cells)))
-        after: Tensor = cells + self.drop_path(self.glu(self.norm2(cells)))
-        return after
+        return cells + self.drop_path(self.glu(self.norm2(cells)))
 
 
 class Stage(nn.Module):
@@ -165,8 +163,7 @@ class TransNeXt(VisionModel):
         start_off_zero(self)
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
-        maps: Tensor = self.stages[index](bounded(inputs) if index == 0 else inputs)
-        return maps
+        return self.stages[index](bounded(inputs) if index == 0 else inputs)
 
     def pool(self, features: Tensor) -> Tensor:
         return features.mean((2, 3))

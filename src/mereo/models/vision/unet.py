@@ -82,10 +82,6 @@ class UNet(VisionModel):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
         self.reset_classifier(num_classes)
 
-    def stage(self, index: int, inputs: Tensor) -> Tensor:
-        features: Tensor = self.stages[index](self.stem(inputs) if index == 0 else inputs)
-        return features
-
     def neck(self, maps: list[Tensor]) -> Tensor:
         joined = maps[-1]
         for fine, join in zip(reversed(maps[:-1]), reversed(self.joins), strict=True):
@@ -97,8 +93,7 @@ class UNet(VisionModel):
         return features.mean((2, 3))
 
     def classify(self, features: Tensor) -> Tensor:
-        scores: Tensor = self.head(features)
-        return scores
+        return self.head(features)
 
     def make_classifier(self) -> nn.Module:
         return nn.Conv2d(self.num_features, self.num_classes, 1)

@@ -196,18 +196,13 @@ class VOLO(VisionModel):
     def no_weight_decay(self) -> set[str]:
         return {"stages.1.positions", "class_token"}
 
-    def stage(self, index: int, inputs: Tensor) -> Tensor:
-        maps: Tensor = self.stages[index](self.stem(inputs) if index == 0 else inputs)
-        return maps
-
     def neck(self, maps: list[Tensor]) -> Tensor:
         """The class token and all others, normalised: (batch, 1 + tokens, dim)."""
         tokens = maps[-1].flatten(2).transpose(1, 2)
         token = self.class_token.expand(tokens.shape[0], -1, -1)
         for block in self.class_blocks:
             token = block(token, tokens)
-        normed: Tensor = self.norm(torch.cat((token, tokens), 1))
-        return normed
+        return self.norm(torch.cat((token, tokens), 1))
 
     def pool(self, features: Tensor) -> Tensor:
         return features[:, 0]
