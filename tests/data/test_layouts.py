@@ -71,6 +71,7 @@ class Reading(NamedTuple):
     splits: Mapping[str, int]
     evidence: str
     masks: bool = False
+    field: str = "labels"
 
 
 class Refusal(NamedTuple):
@@ -91,7 +92,7 @@ def layout(
     expected: Reading | Refusal,
     *,
     classes: str = "auto",
-    label_column: str | None = None,
+    label_column: tuple[str, ...] = (),
     task: str | None = None,
 ) -> None:
     LAYOUTS[name] = source, files, LayoutOptions(classes, label_column, task), expected
@@ -435,7 +436,7 @@ layout(
     "kmader/skin-cancer-mnist-ham10000",
     HAM_FILES,
     Reading(("mel", "nv"), {"train": 8}, "'dx' of HAM_metadata.csv"),
-    label_column="dx",
+    label_column=("dx",),
 )
 layout(
     "names without suffix",
@@ -469,7 +470,36 @@ layout(
     "several labels",
     "NIH chest x-ray style columns",
     many("images=4") | {"train.csv": table("image_id,edema,mass", "000,1,1", "001,0,1", "002,0,0", "003,1,0")},
-    Refusal(("several labels",)),
+    Reading(("edema", "mass"), {"train": 4}, "several labels of an image", field="multi_hot"),
+)
+layout(
+    "labels in a cell",
+    "NIH chest x-ray (Data_Entry_2017.csv)",
+    many("images=4")
+    | {
+        "Data.csv": table(
+            "Image,Findings,Age", "000.png,Mass|Edema,61", "001.png,Edema,58", "002.png,,3", "003.png,Mass,61"
+        )
+    },
+    Reading(("Edema", "Mass"), {"train": 4}, "separated by '|'", field="multi_hot"),
+)
+layout(
+    "labels of signs",
+    "CelebA (list_attr_celeba.csv)",
+    many("img=3") | {"attr.csv": table("image_id,Bald,Male", "000.png,-1,1", "001.png,1,1", "002.png,-1,-1")},
+    Reading(("Bald", "Male"), {"train": 3}, "several labels of an image", field="multi_hot"),
+)
+layout(
+    "an angle",
+    "steering angles of a drive (driving_log.csv)",
+    many("IMG=4") | {"log.csv": table("frame,steering", "000.png,0.5", "001.png,-1", "002.png,0.25", "003.png,nan")},
+    Reading(("steering",), {"train": 3}, "1 row with an empty cell or NaN left out", field="values"),
+)
+layout(
+    "several numbers",
+    "facial keypoints",
+    many("faces=3") | {"points.csv": table("file,nose_x,nose_y", "000.png,1.5,2", "001.png,2,3.5", "002.png,1,1.5")},
+    Refusal(("--label-column nose_x nose_y",)),
 )
 layout(
     "tables of splits",
@@ -638,7 +668,7 @@ def test_public_layouts_are_recognised_or_refused(tmp_path: Path, name: str) -> 
     assert {split: len(part) for split, part in found.splits.items()} == dict(expected.splits)
     assert tuple(found.names) == tuple(expected.names)
     assert expected.evidence in found.evidence and found.evidence in info.summary
-    assert info.fields[1] == ("masks" if expected.masks else "labels")
+    assert info.fields[1] == ("masks" if expected.masks else expected.field)
     for part in found.splits.values():
         assert len({*part.files}) == len(part) and not any("mask" in Path(file).stem for file in part.files)
 

@@ -70,6 +70,7 @@ class Source(RawSplit):
 
     Attributes:
         streamed: whether they are decoded while training unless the user says otherwise.
+        fields: further fields of a batch, of each image: multi_hot, values.
 
     Args:
         store: of the images.
@@ -95,10 +96,12 @@ class Source(RawSplit):
     ) -> None:
         self.store, self.numbers, self.labels, self.masks, self.classes = store, numbers, labels, masks, classes
         self.colours = colours
+        self.fields: dict[str, Tensor] = {}
 
     def take(self, indices: Tensor) -> Self:
         part = copy(self)
         part.numbers, part.labels = self.numbers[indices], self.labels[indices]
+        part.fields = {name: values[indices] for name, values in self.fields.items()}
         return part
 
     def decode(
@@ -163,8 +166,11 @@ class Source(RawSplit):
                 request.advance(end - start)
         self._report(broken, request.strict)
         request.unreadable += broken
-        fields = {} if masks is None else {"masks": masks[: len(kept)]}
-        return Read(images[: len(kept)], self.labels[torch.tensor(kept, dtype=torch.int64)], len(broken), fields)
+        places = torch.tensor(kept, dtype=torch.int64)
+        fields = {name: values[places] for name, values in self.fields.items()}
+        if masks is not None:
+            fields["masks"] = masks[: len(kept)]
+        return Read(images[: len(kept)], self.labels[places], len(broken), fields)
 
     def _attempt(self, index: int, size: tuple[int, int], channels: int) -> Pixels | str:
         out = np.empty((channels + (self.masks is not None), *size), dtype=np.uint8)

@@ -63,11 +63,13 @@ class DataFacts:
         signs = bool(self.classes) and all(len(name) == 1 for name in self.classes)
         return self.kind == TEXT or signs or bool(words & DIRECTIONS)
 
-    def augmentation(self, side: int) -> tuple[tuple[str, ...], str]:
-        """The augmentation of images of a side, and why."""
+    def augmentation(self, side: int, *, mirror: bool = True) -> tuple[tuple[str, ...], str]:
+        """The augmentation of images of a side, and why; `mirror` is whether mirrored images may mean the same."""
         crop = f"crop={max(side // 8, 1)}"
         if self.kind is None:
             return ("auto",), "that of the data set"
+        if not mirror:
+            return ("none",), "numbers may follow place, size and side: images as they are"
         if self.kind == TEXT:
             return ("zoom=0.75:1",), "text or drawings: never mirrored, no black borders"
         if self.mirrored_means_another:

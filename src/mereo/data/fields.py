@@ -1,4 +1,4 @@
-"""Further fields of a stored set besides images and labels: masks, boxes, tokens, pairs."""
+"""Further fields of a stored set besides images and labels: masks, boxes, tokens, pairs, several labels, numbers."""
 
 from collections.abc import Mapping
 
@@ -18,6 +18,8 @@ FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "tokens": ("signed whole", ("length",)),
     "lengths": ("signed whole", ()),
     "pairs": ("signed whole", ()),
+    "multi_hot": ("signed whole", ("classes",)),
+    "values": ("floating", ("columns",)),
 }
 _TOGETHER = (("boxes", "box_labels"), ("lengths", "tokens"))
 

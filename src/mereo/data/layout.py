@@ -26,6 +26,7 @@ from mereo.data.layout_options import LayoutOptions
 from mereo.data.mask_folder import CLASS_FILE, listed_names, masks_beside, read_mask_layout
 from mereo.data.names import LISTS, PARTS, SPLITS, is_part, is_table, split_of, words_of
 from mereo.data.table import TableBeside, layout_of_rows, read_table, tables_beside
+from mereo.data.targets import targets_layout
 from mereo.data.trees import Tree, open_tree
 from mereo.errors import UsageError
 
@@ -104,7 +105,7 @@ class Recogniser:
                 "it must hold train/<class>/<images>, and may hold val/ and test/ of that form; or <class>/<images>",
             )
         stated = options.classes != "auto"
-        if not stated and options.label_column is None:
+        if not stated and not options.label_column:
             masks = self._masks()
             if masks is not None:
                 return masks
@@ -116,18 +117,18 @@ class Recogniser:
         folders = [folder for split in (splits.values() or [place]) for folder in contents.with_images(split)]
         if tables and (not folders or not self._same_labels(tables)):
             parts = all(is_part(name_of(folder)) for folder in folders)
-            if folders and not parts and not splits and options.label_column is None:
+            if folders and not parts and not splits and not options.label_column:
                 names, table = [name_of(folder) for folder in folders], tables[0].file
                 raise self._refusal(
                     f"folders of images ({_shown(names)}) and {table} with other labels",
                     f"give {str(self.tree.path / table)!r}, or --classes top for the folders",
                 )
             return self._of_tables(tables)
-        if options.label_column is not None:
-            if reasons:
-                raise reasons[0]
+        if reasons and not tables and (options.label_column or len(folders) == 1):
+            raise reasons[0]
+        if options.label_column:
             raise self._refusal(
-                f"no table that names its images, and label_column is {options.label_column!r}",
+                f"no table that names its images, and label_column is {' '.join(options.label_column)!r}",
                 "leave --label-column out, or give the table itself",
             )
         # Parts such as train/ and test/ without folders inside are no classes.
@@ -239,11 +240,14 @@ class Recogniser:
 
     def _of_tables(self, tables: Sequence[TableBeside]) -> Layout:
         rows = [row for table in tables for row in table.rows]
-        where, labels = self.tree.path / tables[0].file, tables[0].label
-        layout = layout_of_rows(
-            rows, self.tree, where, listed_names(self.tree.path / CLASS_FILE), labels,
-            evaluation=self.evaluation, unseen=self.unseen,
-        )  # fmt: skip
+        where, labels, targets = self.tree.path / tables[0].file, tables[0].label, tables[0].targets
+        if targets is not None:
+            layout = targets_layout(rows, self.tree, where, targets, self.options, evaluation=self.evaluation)
+        else:
+            layout = layout_of_rows(
+                rows, self.tree, where, listed_names(self.tree.path / CLASS_FILE), labels,
+                evaluation=self.evaluation, unseen=self.unseen,
+            )  # fmt: skip
         named = {row.image for row in rows} | {row.mask for row in rows}
         without = sum(file not in named for file in self.contents.images_below(""))
         notes = [f"and of {', '.join(table.file for table in tables[1:])}"] if len(tables) > 1 else []

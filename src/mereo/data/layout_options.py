@@ -15,13 +15,22 @@ class LayoutOptions(NamedTuple):
         classes: where the classes of images in folders are: "top", the outermost folders; "leaf", the innermost ones;
             "path", the innermost ones with the folders around them; "name", the names of files up to their number;
             "name:2", the second field of the names. "auto" decides by what is there, or refuses.
-        label_column: of a table; by its usual names where it is None.
+        label_column: of a table; several for a label or a number each; by its usual names where it is empty.
         task: for which the images are; None where it follows from them.
+        follows: whether that task follows from the network, so that a table may have several labels or numbers.
+        names: of the outputs of a trained network, in whose order several labels are.
     """
 
     classes: str = "auto"
-    label_column: str | None = None
+    label_column: tuple[str, ...] = ()
     task: str | None = None
+    follows: bool = False
+    names: tuple[str, ...] = ()
+
+    @property
+    def stated_task(self) -> str | None:
+        """The task, unless it only follows from the network."""
+        return None if self.follows else self.task
 
     def check(self) -> None:
         """UsageError unless `classes` is one of the ways, or a field of the names of files."""

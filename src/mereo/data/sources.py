@@ -148,6 +148,11 @@ def dataset_info(
             str(data), summary, str(path), len(names), channels, size, counts, path=path, layout=layout,
             fields=("images", "masks"),
         )  # fmt: skip
+    if splits["train"].fields:
+        return DatasetInfo(
+            str(data), layout.evidence, str(path), len(names), channels, size, counts, path=path, layout=layout,
+            fields=("images", *splits["train"].fields),
+        )  # fmt: skip
     smallest = int(np.bincount(splits["train"].labels.numpy()).min())
     summary += f", at least {smallest} training images each"
     # In a table whole numbers are often numbers of classes, not digits.

@@ -1,5 +1,5 @@
-"""Tables of images: .csv, .tsv, .json or .jsonl with a column of paths, one of labels or masks, and maybe one of
-splits."""
+"""Tables of images: .csv, .tsv, .json or .jsonl with a column of paths, one of labels or masks, or several of labels or
+numbers, and maybe one of splits."""
 
 import csv
 import json
@@ -21,6 +21,7 @@ from mereo.data.mask_folder import CLASS_FILE, listed_names, mask_classes, mask_
 from mereo.data.names import SPLITS, is_hidden, split_of, words_of
 from mereo.data.regular import open_regular
 from mereo.data.spelling import joined
+from mereo.data.targets import ABOUT, Target, Targets, filled, find_targets, is_number, quantities_note, targets_layout
 from mereo.data.trees import Tree
 from mereo.errors import MereoError, UsageError
 
@@ -41,8 +42,6 @@ _LOOKED_FOR = 1000
 _MOST_LISTED = 500_000
 """Files below the folder of a table that are listed where its paths do not exist."""
 _DELIMITERS = ",;\t"
-_ABOUT = frozenset({"id", "ids", "user", "annotator", "date", "time", "url", "source", "index", "width", "height"})
-"""Words in the names of columns that are no labels."""
 _PIXEL_COLUMNS = 64
 _ENOUGH = 0.5
 """Share of the images of a table that must exist for a folder to be read by it."""
@@ -59,12 +58,13 @@ class TableTree(Tree):
 
 
 class Row(NamedTuple):
-    """An image of a table; of label and mask one may be empty."""
+    """An image of a table; of label and mask one may be empty, and both for several labels or numbers, the target."""
 
     split: str
     image: str
     label: str
     mask: str
+    target: Target | None = None
 
 
 _Cells = list[tuple[int, dict[str, str]]]
@@ -81,6 +81,7 @@ class Table:
 
     Attributes:
         label: the column of the labels; empty for masks.
+        targets: what other columns hold in place of one label; None for a label or a mask.
         rows: one for each image, as written in the file.
 
     Raises:
@@ -95,20 +96,23 @@ class Table:
             header, cells = _read_json(text) if path.suffix.lower().startswith(".json") else _read_csv(text)
         except (UnicodeDecodeError, csv.Error, ValueError, RecursionError) as error:
             raise MereoError(f"the table {path} cannot be read ({error}); it must be a table in UTF-8.") from error
-        columns = _columns(path, header, cells, options)
-        hot = () if "label" in columns or "mask" in columns else _one_hot(path, header, cells, columns)
+        columns, self.targets = _columns(path, header, cells, options)
+        one = "label" in columns or "mask" in columns or self.targets is not None
+        hot = () if one else _one_hot(path, options.label_column or header, cells, columns)
         self.label = columns.get("label", "one of " + ", ".join(hot) if hot else "")
         wanted = "mask" if "mask" in columns else "label"
         self.rows: list[Row] = []
         for line, row in cells:
             image, label, mask = (row.get(columns.get(what, "")) or "" for what in ("path", "label", "mask"))
             label = next((name for name in hot if _is_one(row[name])), label)
+            target = None if self.targets is None else self.targets.read(row, f"{path}, line {line}")
             split = row.get(columns.get("split", "")) or "train"
             if split.strip().lower() not in SPLITS:
                 raise UsageError(f"{path}, line {line}: split is {split[:80]!r}; it must be train, val or test.")
-            if not image.strip() or not (mask or label).strip() or "\0" in image + mask or None in row:
+            labelled = self.targets is not None or (mask or label).strip()
+            if not image.strip() or not labelled or "\0" in image + mask or None in row:
                 raise UsageError(f"{path}, line {line}: it must have one path, one {wanted} and optionally a split.")
-            self.rows.append(Row(SPLITS[split.strip().lower()], image, label, mask if wanted == "mask" else ""))
+            self.rows.append(Row(SPLITS[split.strip().lower()], image, label, mask if wanted == "mask" else "", target))
 
 
 def _read_csv(text: str) -> tuple[list[str], _Cells]:
@@ -140,15 +144,23 @@ def _read_json(text: str) -> tuple[list[str], _Cells]:
     if not isinstance(found, list) or not all(isinstance(record, dict) for record in found):
         raise ValueError("it has no records")
     header = list(dict.fromkeys(str(name) for record in found for name in record))
-    plain = (str, int, float)
     return header, [
-        (line, {str(n): str(value) if isinstance(value, plain) else "" for n, value in record.items()})
-        for line, record in enumerate(found, 1)
+        (line, {str(name): _cell(value) for name, value in record.items()}) for line, record in enumerate(found, 1)
     ]
 
 
-def _columns(path: Path, header: Sequence[str], cells: _Cells, options: LayoutOptions) -> dict[str, str]:
-    """The columns of paths, labels or masks, and maybe splits: by their usual names, or the only ones that fit."""
+def _cell(value: Any) -> str:
+    """A value of JSON as the cell of a table; the labels of a list are separated by |."""
+    if isinstance(value, list) and all(isinstance(each, str | int) for each in value):
+        return "|".join(map(str, value))
+    return str(value) if isinstance(value, str | int | float) else ""
+
+
+def _columns(
+    path: Path, header: Sequence[str], cells: _Cells, options: LayoutOptions
+) -> tuple[dict[str, str], Targets | None]:
+    """The columns of paths, labels or masks, and maybe splits: by their usual names, or the only ones that fit; and
+    what the columns of several labels or of numbers hold."""
     plain, shown = {name.strip().lower(): name for name in reversed(header)}, ", ".join(map(repr, header)) or "none"
     found = {what: next((plain[each] for each in usual if each in plain), "") for what, usual in COLUMNS.items()}
     _check_kind(path, plain)
@@ -160,19 +172,24 @@ def _columns(path: Path, header: Sequence[str], cells: _Cells, options: LayoutOp
     split = found["split"]
     if split and split.strip().lower() != "split" and not all(_is_split(row.get(split) or "") for _, row in cells):
         found["split"] = ""
-    if options.label_column is not None:
-        if options.label_column not in header:
-            raise UsageError(f"label_column is {options.label_column!r}, and the columns of {path} are {shown[:200]}.")
-        found |= {"label": options.label_column, "mask": ""}
+    if options.label_column:
+        lacking = next((name for name in options.label_column if name not in header), None)
+        if lacking is not None:
+            raise UsageError(f"label_column is {lacking!r}, and the columns of {path} are {shown[:200]}.")
+        one = options.label_column[0] if len(options.label_column) == 1 else ""
+        found |= {"label": one, "mask": ""}
     missing = None if found["path"] else "path"
+    targets = find_targets(path, header, cells, found, options) if found["path"] else None
+    if targets is not None or (found["path"] and len(options.label_column) > 1):
+        return {what: name for what, name in found.items() if name and what in ("path", "split")}, targets
     if missing is None and not found["label"] and not found["mask"]:
         others = {
-            name: _values(name, cells)
+            name: filled(name, cells)
             for name in header
-            if name not in found.values() and _ABOUT.isdisjoint(words_of(name))
+            if name not in found.values() and ABOUT.isdisjoint(words_of(name))
         }
         fitting = {name: values for name, values in others.items() if 2 <= len(values) <= max(len(cells) // 2, 2)}
-        text = [n for n, values in fitting.items() if 2 * sum(map(_is_number, values)) < len(values)]
+        text = [n for n, values in fitting.items() if 2 * sum(map(is_number, values)) < len(values)]
         chosen = [*fitting] if len(fitting) == 1 else text if len(text) == 1 else []
         binary = [name for name, values in others.items() if values and set(values) <= {*_ZERO, *_ONE}]
         if chosen and len(binary) < 2:
@@ -191,7 +208,7 @@ def _columns(path: Path, header: Sequence[str], cells: _Cells, options: LayoutOp
             f" mask, and optionally split. A column of {missing}s may be called {', '.join(COLUMNS[missing][1:])}"
             f"{', or be given as --label-column' if missing == 'label' else ''}."
         )
-    return {what: name for what, name in found.items() if name}
+    return {what: name for what, name in found.items() if name}, None
 
 
 def _check_kind(path: Path, plain: Mapping[str, str]) -> None:
@@ -220,30 +237,18 @@ def _is_split(cell: str) -> bool:
     return not cell or cell.strip().lower() in SPLITS
 
 
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def _values(column: str, cells: _Cells) -> Counter[str]:
-    return Counter(value.strip() for _, row in cells if (value := row.get(column) or "").strip())
-
-
 def _one_hot(path: Path, header: Sequence[str], cells: _Cells, columns: Mapping[str, str]) -> tuple[str, ...]:
     """The columns of 0 and 1 of which each row has one 1, the name of which is the label."""
     names = [
         name
         for name in header
-        if name not in columns.values() and {*_values(name, cells)} <= {*_ZERO, *_ONE} and _values(name, cells)
+        if name not in columns.values() and {*filled(name, cells)} <= {*_ZERO, *_ONE} and filled(name, cells)
     ]
     several = next((line for line, row in cells if sum(_is_one(row.get(name)) for name in names) != 1), None)
     if several is not None:
         raise UsageError(
-            f"{path} has columns of 0 and 1 ({', '.join(names)[:200]}), and line {several} has not exactly one 1;"
-            " several labels of an image are not trained. Give one column as --label-column."
+            f"{path} has columns of 0 and 1 ({', '.join(names)[:200]}), and line {several} has not exactly one 1; for"
+            " several labels of an image give --task multilabel, else one column as --label-column."
         )
     return tuple(names)
 
@@ -326,6 +331,9 @@ def read_table(
     """
     rows, table = _open_table(path, options or LayoutOptions())
     tree = TableTree(path, [row.image for row in rows])
+    if table.targets is not None:
+        _check_there(path, tree.files)
+        return targets_layout(rows, tree, path, table.targets, options or LayoutOptions(), evaluation=evaluation)
     named = listed_names(path.parent / CLASS_FILE)
     if table.label:
         layout = layout_of_rows(rows, tree, path, named, table.label, evaluation=evaluation, unseen=unseen)
@@ -382,7 +390,8 @@ def layout_of_rows(
         labels = torch.tensor([number for _, number in part], dtype=torch.int64)
         splits[wanted] = FileSplit(tree, [image for image, _ in part], labels)
     counts = counted_names(Counter(spelled[row.label] for row in rows))
-    return Layout(splits, names, f"labels in the column {label!r} of {where.name} ({counts})")
+    evidence = f"labels in the column {label!r} of {where.name} ({counts}){quantities_note(names)}"
+    return Layout(splits, names, evidence)
 
 
 class TableBeside(NamedTuple):
@@ -393,12 +402,14 @@ class TableBeside(NamedTuple):
         rows: with the paths of the files in the tree; of those that exist.
         missing: number of its images that do not.
         label: its column of labels.
+        targets: what other columns hold in place of one label.
     """
 
     file: str
     rows: list[Row]
     missing: int
     label: str
+    targets: Targets | None = None
 
 
 def tables_beside(
@@ -432,7 +443,7 @@ def tables_beside(
         rows = [
             row._replace(split=split) if split and row.split == "train" else row for row in found if row.image in there
         ]
-        tables.append(TableBeside(file, rows, len(found) - len(rows), table.label))
+        tables.append(TableBeside(file, rows, len(found) - len(rows), table.label, table.targets))
     return tables, reasons
 
 

@@ -94,8 +94,9 @@ def caption_of(
         total: number of images, of which the first are drawn.
     """
     words = WORDINGS[explanation.kind]
-    answer = "that class" if asked else "the predicted class"
-    bar = "the chosen class" if asked else f"{words.best}, the prediction"
+    what = {"labels": "label", "numbers": "number"}.get(explanation.kind, "class")
+    answer = f"that {what}" if asked or what == "number" else f"the predicted {what}"
+    bar = f"the chosen {what}" if asked else words.best + ("" if what == "number" else ", the prediction")
     lines = [f"Orange bar: {bar}." + (" Green name: the true class." if true_known else "")]
     titles = [column.title for column in columns]
     lines.append(

@@ -69,18 +69,29 @@ WORDINGS: dict[str, Wording] = {
         "the most active capsule",
     ),
     "logits": Wording(("classes", "softmax of scores"), "score", "raises its score", "lowers it", "the highest score"),
+    "labels": Wording(
+        ("labels", "sigmoid of scores"), "score", "raises its score", "lowers it", "the most probable label"
+    ),
+    "numbers": Wording(
+        ("numbers", "in spreads from the mean"), "number", "raises it", "lowers it", "the number highest above its mean"
+    ),
     "outputs": Wording(("outputs", ""), "output", "raises it", "lowers it", "the largest output"),
 }  # fmt: skip
 """Words by the kind of score."""
 
 
 def kind_of(model: VisionModel) -> str:
-    """The kind of a model's scores; "outputs" where its task is not to choose between classes."""
+    """The kind of a model's scores; "labels" or "numbers" for tasks of these, "outputs" for other tasks."""
     if model.output_kind != "scores":
         return "outputs"
-    return model.score_kind if task_of(model).scores_classes else "outputs"
+    task = task_of(model)
+    if task.scores_classes or (task.outputs_are in WORDINGS and model.score_kind != "logits"):
+        return model.score_kind
+    return task.outputs_are if task.outputs_are in WORDINGS else "outputs"
 
 
 def bars_of(scores: Tensor, kind: str) -> Tensor:
-    """Values of the bars: the softmax of logits, and other scores as they are: (..., classes) -> the same."""
+    """Values of the bars: the softmax of logits, the sigmoid for labels, other scores as they are; (..., classes)."""
+    if kind == "labels":
+        return scores.sigmoid()
     return scores.softmax(-1) if kind == "logits" else scores

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mereo.data import Images, load_splits
+from mereo.data.layout_options import LayoutOptions
 from mereo.data.sets import is_dataset
 from mereo.errors import MereoError, UsageError, check_positive, first_line
 from mereo.escape import cut
@@ -61,6 +62,7 @@ def read_images(model: VisionModel, data: str, root: str | None, limit: int | No
     splits = load_splits(
         data, root=root, img_size=(height, width), in_chans=channels, crop_pct=model.pretrained_cfg["crop_pct"],
         validation_fraction=0.0, limit=CALIBRATION, download=False, unseen=task_of(model).unseen_classes,
+        options=task_of(model).read_as(LayoutOptions()),
     )  # fmt: skip
     if task_of(model).scores_classes and len(splits.class_names) != model.num_classes:
         raise UsageError(f"data is {data!r} of {len(splits.class_names)} classes; the network has {model.num_classes}.")

@@ -1,7 +1,7 @@
 """Evaluates a model on one split."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -51,11 +51,13 @@ class Scores:
         count: entries of the split.
         loss: mean of the loss, 0 if none was requested.
         values: the metrics of the task by name.
+        intervals: the 95 % intervals of metrics that do not have them among the values, if requested.
     """
 
     count: int
     loss: float
     values: dict[str, float]
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float:
@@ -69,7 +71,9 @@ class Scores:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {"count": self.count, **self.values, "loss": self.loss}
+        low = {f"{name}_low": ends[0] for name, ends in self.intervals.items()}
+        high = {f"{name}_high": ends[1] for name, ends in self.intervals.items()}
+        return {"count": self.count, **self.values, **low, **high, "loss": self.loss}
 
 
 def batches(
@@ -118,6 +122,7 @@ def evaluate(
     reduce: Any = None,
     gather: Any = None,
     autocast: Any = None,
+    intervals: bool = False,
 ) -> Scores:
     """The metrics of a task on every entry of a split.
 
@@ -127,6 +132,7 @@ def evaluate(
         rank, processes: this process's share; `reduce` then sums the totals over the processes, and `gather` joins
             the rows that the metrics keep.
         autocast: makes the context in which the model runs.
+        intervals: also compute the intervals of the metrics.
     """
     task = Classification(split.class_names) if task is None else task
     device, cfg = next(model.parameters()).device, model.pretrained_cfg
@@ -153,4 +159,5 @@ def evaluate(
         raise MereoError(
             f"the outputs for {not_finite:.0f} of {total:.0f} images are not finite; the weights are damaged."
         )
-    return Scores(int(total), total_loss / max(total, 1), metrics.compute())
+    ranges = metrics.intervals() if intervals else {}
+    return Scores(int(total), total_loss / max(total, 1), metrics.compute(), ranges)

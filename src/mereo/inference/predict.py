@@ -241,7 +241,9 @@ def task_of(model: VisionModel) -> Task:
         raise UsageError(f"task_options of the weights is {options!r}; it must be a table of names and values.")
     named = model.metadata.get("task")
     kind = task_for(type(model), Classification.name) if named is None else get_task(str(named))
-    return kind(class_names(model), options)
+    task = kind(class_names(model), options)
+    task.restore(model.metadata)
+    return task
 
 
 class Answered(NamedTuple):

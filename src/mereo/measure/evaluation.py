@@ -131,13 +131,14 @@ class _Evaluation:
         plan, task = self.plan, self.task
         for network in self.trained:
             with self.reporter.stage(f"{network.name}: {task.chooses[0]}", len(network.split)) as advance:
-                figures = evaluate(network.model, network.split, task=task, batch_size=plan.batch_size)
+                figures = evaluate(network.model, network.split, task=task, batch_size=plan.batch_size, intervals=True)
                 advance(len(network.split))
             references = task.references(network.split)
             self.models[network.name] = {
                 **_description(network),
                 "count": figures.count,
                 "metrics": figures.values,
+                "intervals": {name: list(ends) for name, ends in figures.intervals.items()},
                 **({"references": references} if references else {}),
             }
             reason = f"it needs one score for each class, and the outputs of the task {task.name} are something else"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mereo.data import Images, ImageSet, data_root, dataset_info, load_split
+from mereo.data.layout_options import LayoutOptions
 from mereo.data.sets import is_dataset
 from mereo.data.split import stratified
 from mereo.data.stream.hub import PREFIX
@@ -182,7 +183,7 @@ def read_split(model: VisionModel, config: TrainConfig | None, data: str, root: 
         limit=config.limit if own else None,
         info=None if of_images else dataset_info(data, root or config.data_root, inputs=model.input_kind),
         unseen=task_of(model).unseen_classes,
-        options=config.layout if own else None,
+        options=task_of(model).read_as(config.layout if own else LayoutOptions()),
     )
 
 

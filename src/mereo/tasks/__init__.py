@@ -4,8 +4,10 @@ from mereo.tasks.base import TASKS, Metrics, Objective, Task, get_task, list_tas
 from mereo.tasks.classification import Classification
 from mereo.tasks.embedding import Embedding
 from mereo.tasks.language import Language
+from mereo.tasks.multilabel import Multilabel
 from mereo.tasks.pointers import Pointers
 from mereo.tasks.reconstruction import Reconstruction
+from mereo.tasks.regression import Regression
 from mereo.tasks.segmentation import Segmentation
 
 __all__ = [
@@ -14,9 +16,11 @@ __all__ = [
     "Embedding",
     "Language",
     "Metrics",
+    "Multilabel",
     "Objective",
     "Pointers",
     "Reconstruction",
+    "Regression",
     "Segmentation",
     "Task",
     "get_task",

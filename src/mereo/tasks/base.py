@@ -22,6 +22,7 @@ from mereo.core import added_losses
 from mereo.core.added_loss import loss_weights
 from mereo.data import Batch, Images
 from mereo.data.decode import VOID, nearest_places
+from mereo.data.layout_options import LayoutOptions
 from mereo.errors import UsageError, unknown
 from mereo.models.network import Network
 from mereo.tasks.options import NoOptions, read_options
@@ -130,6 +131,10 @@ class Metrics(ABC):
     def compute(self) -> dict[str, float]:
         """The metrics by name; finite even without data."""
 
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """The 95 % intervals of metrics by name, where `compute` does not give them; none by default."""
+        return {}
+
 
 class Seen(NamedTuple):
     """The part of a stored image that a network was given.
@@ -172,6 +177,8 @@ class Task(ABC):
             confused and calibrated.
         unseen_classes: whether test images may be of classes that the training images do not have.
         unit: what the entries of its data are called, in reports.
+        outputs_are: what the outputs for an image are called, in reports.
+        may_mirror: whether mirrored images mean the same, so that they may be trained on.
         losses: names that `loss` may take in a configuration; empty where the task has one loss only.
         example_model: a network of the catalogue that it can train, the default of `mereo train --task NAME`.
         colour_model: its default network for images in colour, where that is another one.
@@ -193,6 +200,8 @@ class Task(ABC):
     unseen_classes: ClassVar[bool] = False
     losses: ClassVar[tuple[str, ...]] = ()
     unit: ClassVar[str] = "images"
+    outputs_are: ClassVar[str] = "classes"
+    may_mirror: ClassVar[bool] = True
     example_model: ClassVar[str] = "mspcaps_tiny"
     colour_model: ClassVar[str | None] = None
     example_data: ClassVar[str] = "digits"
@@ -275,6 +284,21 @@ class Task(ABC):
         """
         return []
 
+    def read_as(self, layout: LayoutOptions) -> LayoutOptions:
+        """What is stated of the layout of images for a trained network; by default what is stated already."""
+        return layout
+
+    def fit(self, train: Images) -> None:  # noqa: B027
+        """Measure on the training images what predictions depend on; nothing by default."""
+
+    @property
+    def fitted(self) -> dict[str, Any]:
+        """What `fit` has measured, as plain values that are saved with the weights; `restore` takes them."""
+        return {}
+
+    def restore(self, metadata: Mapping[str, Any]) -> None:  # noqa: B027
+        """Take from the metadata of weights what `fit` has measured; UsageError for values that do not fit."""
+
     def describe_data(self, train: Images, validation: Images | None, test: Images) -> list[str]:
         """Lines about the data that are printed before a training; none by default."""
         return []
@@ -311,6 +335,9 @@ class Task(ABC):
             chosen: how the epoch was chosen.
         """
         metric = self.chooses[0]
+        if f"{metric}_low" in figures:
+            low, high = (self.show(figures[f"{metric}_{end}"]) for end in ("low", "high"))
+            chosen = f"{chosen}; 95 % interval {low} to {high}"
         return [(f"test {metric}", f"{self.show(figures[metric])} ({chosen})")]
 
 

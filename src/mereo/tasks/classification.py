@@ -237,8 +237,7 @@ class Classification(Task):
         draw_images(images, titles, path, columns=_DRAWN, wrong=wrong)
 
     def summary(self, figures: Mapping[str, Any], chosen: str) -> list[tuple[str, str]]:
-        low, high = self.show(figures["accuracy_low"]), self.show(figures["accuracy_high"])
-        rows = super().summary(figures, f"{chosen}; 95 % interval {low} to {high}")
+        rows = super().summary(figures, chosen)
         balanced = figures.get("balanced_accuracy")
         if balanced is not None and abs(balanced - figures["accuracy"]) > UNEVEN:
             rows.append(("balanced accuracy", f"{self.show(balanced)}, the mean over the classes"))

@@ -123,7 +123,8 @@ class Automatic:
         # The classes are counted before images are held out or limited.
         total = sum(facts.classes.values())
         some = f"{facts.images:,} of {total:,}" if facts.images < total else f"{facts.images:,}"
-        classes = f"{facts.num_classes} classes, " if unit == "images" else ""
+        several = unit == "images" and facts.num_classes > 1
+        classes = f"{facts.num_classes} {get_task(config.task).outputs_are}, " if several else ""
         lines = [f"{config.data}: {classes}{some} {unit} to train on{kind}"]
         if facts.classes:
             named = [f"{for_terminal(name)} {count:,}" for name, count in [*facts.classes.items()][:SHOWN]]
@@ -258,10 +259,11 @@ def choose(
     module = get_model_entry(config.model).module
     task = task_for(module, config.task)
     if info is None:
-        options = config.layout._replace(task=task.name if fixed else None)
+        options = config.layout._replace(task=task.name if fixed else None, follows="task" not in given)
         inputs = module.input_kind
         info = dataset_info(config.data, config.data_root, inputs=inputs, unseen=task.unseen_classes, options=options)
-    if not fixed and not {*task.requires} <= {*info.fields} and (fitting := task_with(info.fields)) is not None:
+    fitting = None if "task" in given or {*task.requires} <= {*info.fields} else task_with(info.fields)
+    if fitting is not None and ("model" not in given or fitting.trains(module)):
         config = follow_task(config.replace(task=fitting.name), given)
         task, module = fitting, get_model_entry(config.model).module
     facts = data_facts(info, training_images(config, info))
@@ -302,7 +304,8 @@ def choose(
     chooser.warmup(steps)
     if module.input_kind == "images":
         side = chooser.config.img_size or own or 32
-        chooser.put("augment", *facts.augmentation(min(side) if isinstance(side, tuple) else side))
+        shortest = min(side) if isinstance(side, tuple) else side
+        chooser.put("augment", *facts.augmentation(shortest, mirror=task.may_mirror))
     if facts.uneven and task.scores_classes:
         chooser.put("sampler", "balanced", "classes of very different sizes")
     if facts.classes and max(facts.classes.values()) < 2 and not config.paper_protocol:

@@ -71,8 +71,9 @@ class TrainConfig:
     """Where the classes of images in folders are: top (the outermost folders), leaf (the innermost), path (the
     innermost with those around them), name (the names of files up to their number) or name:2 (the second field of the
     names). auto takes folders of images, and refuses what is unclear."""
-    label_column: str | None = None
-    """Column of the labels in a table of images; by default found by its name, such as label or class."""
+    label_column: tuple[str, ...] = ()
+    """Column of the labels in a table of images, or several columns: of 0 and 1 for a label each, or of numbers to
+    predict. By default found by its name, such as label or class."""
     recipe: str | None = None
     """Published recipe to start from (listed by `mereo recipes`); by default none."""
     model_args: ModelArguments = field(default_factory=dict)

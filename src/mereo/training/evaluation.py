@@ -67,7 +67,7 @@ def evaluate_run(
             rank=accelerator.process_index, processes=processes,
             reduce=(lambda t: accelerator.reduce(t, "sum")) if processes > 1 else None,
             gather=partial(_gathered, accelerator) if processes > 1 else None,
-            autocast=nullcontext if final else accelerator.autocast,
+            autocast=nullcontext if final else accelerator.autocast, intervals=final,
         )  # fmt: skip
 
 

@@ -103,7 +103,9 @@ def prepare(
     )
     if of_images and len(splits.class_names) != plan.info.num_classes:
         model, start = _started(plan, len(splits.class_names), resumed)
-    return Setup(plan, plan.make_task(splits.class_names), model, _placed(splits, device), device, crop, start)
+    task = plan.make_task(splits.class_names)
+    task.fit(splits.train)
+    return Setup(plan, task, model, _placed(splits, device), device, crop, start)
 
 
 def _placed(splits: Splits, device: torch.device) -> Splits:

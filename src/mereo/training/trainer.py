@@ -463,6 +463,7 @@ class Trainer:
         kind: dict[str, Any] = {} if self.task.name == "classification" else {"task": self.task.name}
         if self.config.task_options:
             kind["task_options"] = self.config.task_options
+        kind |= self.task.fitted
         if self.augmentation is not None:
             kind["augment"] = self.augmentation.texts
         save_weights(

@@ -17,14 +17,16 @@ from mereo.data.sets import (
     multimnist,
     pystdlib,
     shape_masks,
+    shape_tags,
     smallnorb,
     solids,
     svhn,
     tours,
+    turned_digits,
 )
 
 __all__ = [
     "DATASETS", "affnist", "cifar10", "convex_hull", "delaunay", "digits", "fashion_mnist", "find_dataset", "glyphs",
-    "is_dataset", "list_datasets", "mnist", "multimnist", "pystdlib", "shape_masks", "smallnorb", "solids", "svhn",
-    "tours",
+    "is_dataset", "list_datasets", "mnist", "multimnist", "pystdlib", "shape_masks", "shape_tags", "smallnorb",
+    "solids", "svhn", "tours", "turned_digits",
 ]  # fmt: skip

@@ -125,18 +125,18 @@ class StreamedSet(Images):
         augmentation, crop, generator, share, device = options
         mine = indices.cpu()[share]
         pixels, readable = self.decode(mine)
-        labels = self.source.labels[mine]
+        mine = mine.clone()
         if not readable.all():
             if generator is None:
-                pixels, labels = pixels[readable], labels[readable]
-                indices, share = indices[: len(labels)], slice(None)
-                if not len(labels):
+                if not readable.any():
                     raise MereoError(
                         f"none of the {len(mine)} images of a batch could be read, {self._reason(int(mine[0]))} first."
                     )
+                pixels, mine = pixels[readable], mine[readable]
+                indices, share = indices[: len(mine)], slice(None)
             else:
                 for row in (~readable).nonzero().flatten().tolist():
-                    labels[row] = self.source.labels[self._stand_in(int(mine[row]), pixels[row])]
+                    mine[row] = self._stand_in(int(mine[row]), pixels[row])
         if augmentation is None and generator is None and crop is not None:  # bytes are cut, before they become floats
             corners = crop_corners(1, self.image_shape, crop, None)
             if corners is not None:
@@ -144,9 +144,11 @@ class StreamedSet(Images):
                 pixels = pixels[:, :, top : top + height, left : left + width]
         # The decoded part as a stored set, which draws for the whole batch, crops and augments.
         places = torch.zeros(len(indices), dtype=torch.int64)
-        places[share] = torch.arange(len(labels))
-        fields = {} if self.source.masks is None else {"masks": pixels[:, -1]}
-        return ImageSet(pixels[:, : self._channels], labels, self.class_names, fields).batch(
+        places[share] = torch.arange(len(mine))
+        fields = {name: values[mine] for name, values in self.source.fields.items()}
+        if self.source.masks is not None:
+            fields["masks"] = pixels[:, -1]
+        return ImageSet(pixels[:, : self._channels], self.source.labels[mine], self.class_names, fields).batch(
             places, augmentation=augmentation, crop=crop, generator=generator, share=share,
             device=self._device if device is None else device,
         )  # fmt: skip

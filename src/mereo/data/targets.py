@@ -1,0 +1,343 @@
+"""Several labels of each image, or numbers, in the columns of a table."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mereo.data.contents import counted_names
+from mereo.data.encoded import FileSplit
+from mereo.data.files import Layout
+from mereo.data.layout_options import LayoutOptions
+from mereo.data.names import words_of
+from mereo.data.spelling import joined
+from mereo.data.trees import Tree
+from mereo.errors import UsageError
+from mereo.runtime.text import counted
+
+Cells = list[tuple[int, dict[str, str]]]
+"""The lines of a table by number, each with its cells by column."""
+Target = tuple[str, ...] | tuple[float, ...]
+"""The labels of an image, or its numbers."""
+TASKS = {"multilabel": "multi_hot", "regression": "values"}
+"""Tasks that several labels and numbers are for, with the field of a batch that they become."""
+ABOUT = frozenset({"id", "ids", "user", "annotator", "date", "time", "url", "source", "index", "width", "height"})
+"""Words in the names of columns that are no labels."""
+_SEPARATORS = (";", "|")
+"""What separates several labels in a cell; a comma and a space do too where --task multilabel is given."""
+_MISSING = frozenset({"", "nan", "na", "n/a", "none", "null"})
+_BITS = {"0": 0, "0.0": 0, "false": 0, "no": 0, "-1": -1, "-1.0": -1, "1": 1, "1.0": 1, "true": 1, "yes": 1}
+_MANY, _SHOWN = 20, 5
+"""Numbers from which on whole numbers may be quantities rather than classes; names that are shown."""
+
+
+class Targets(NamedTuple):
+    """What the columns of a table hold in place of one label.
+
+    Attributes:
+        field: of a batch: "multi_hot" for several labels, "values" for numbers.
+        columns: that hold them.
+        separator: of the labels in a cell; a space for any white space. None for a column for each label or number.
+    """
+
+    field: str
+    columns: tuple[str, ...]
+    separator: str | None = None
+
+    def read(self, row: Mapping[str, str], where: str) -> Target | None:
+        """The labels or numbers of a row; None where a cell is empty or NaN.
+
+        Args:
+            row: cells by column.
+            where: of the row, for messages.
+        """
+        cells = [(row.get(name) or "").strip() for name in self.columns]
+        if self.separator is not None:
+            return tuple(filter(None, map(str.strip, _parts(cells[0], self.separator))))
+        if any(cell.lower() in _MISSING for cell in cells):
+            return None
+        if self.field == "multi_hot":
+            return tuple(name for name, cell in zip(self.columns, cells, strict=True) if _bit(cell) == 1)
+        for name, cell in zip(self.columns, cells, strict=True):
+            if not math.isfinite(float(cell)):
+                raise UsageError(f"{where}: {name} is {cell!r}; it must be a finite number, or empty for none.")
+        return tuple(map(float, cells))
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell is a number; NaN and infinity count."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _bit(cell: str) -> int | None:
+    return _BITS.get(cell.strip().lower())
+
+
+def _parts(cell: str, separator: str) -> list[str]:
+    return cell.split() if separator == " " else cell.split(separator)
+
+
+def filled(column: str, cells: Cells) -> Counter[str]:
+    """How often each value occurs in a column; empty cells and NaN are left out."""
+    values = ((row.get(column) or "").strip() for _, row in cells)
+    return Counter(value for value in values if value.lower() not in _MISSING)
+
+
+def has_fractions(values: Iterable[str]) -> bool:
+    """Whether all values are numbers, some of them not whole."""
+    values = [*values]
+    return bool(values) and all(map(is_number, values)) and not all(_whole(float(value)) for value in values)
+
+
+def _whole(number: float) -> bool:
+    return math.isfinite(number) and number.is_integer()
+
+
+def find_targets(
+    path: Path, header: Sequence[str], cells: Cells, found: Mapping[str, str], options: LayoutOptions
+) -> Targets | None:
+    """What the columns of a table hold, if these are several labels or numbers; None for one label or a mask.
+
+    Args:
+        path: of the table, for messages.
+        header: names of the columns.
+        cells: of the rows.
+        found: the columns of paths, labels, masks and splits as far as their names tell; "" for none.
+        options: the task and the columns that are stated.
+
+    Raises:
+        UsageError: for columns that do not hold what the task needs, or from which nothing can be chosen.
+    """
+    task, given = options.stated_task, options.label_column
+    if task not in (None, "classification", *TASKS) or (found["mask"] and not given and task not in TASKS):
+        return None
+    others = [name for name in header if name not in (found["path"], found["split"])]
+    free = {name: filled(name, cells) for name in others if given or ABOUT.isdisjoint(words_of(name))}
+    binary = [name for name, values in free.items() if _is_binary(values)]
+    columns = given or ((found["label"],) if found["label"] else ())
+    if not columns:
+        numeric = [name for name, values in free.items() if values and all(map(is_number, values))]
+        fractions = [name for name in numeric if has_fractions(free[name])]
+        if task == "regression":
+            columns = tuple(name for name in numeric if name not in binary) or tuple(numeric)
+        elif len(binary) > 1:
+            columns = tuple(binary)
+        elif listed := _separated(path, free, cells, task):
+            columns = (listed,)
+        elif task is None and len(fractions) == len(numeric) > 0 and not _may_be_classes(free, cells):
+            columns = tuple(fractions)
+            if len(columns) > 1:
+                raise UsageError(
+                    f"{path} has no column 'label', and numbers in {', '.join(map(repr, columns))[:400]}; give those to"
+                    f" predict, such as --label-column {' '.join(columns[:_SHOWN])}."
+                )
+        if not columns:
+            return None
+    if task == "regression" or (task is None and _are_numbers(path, columns, free, several=len(columns) > 1)):
+        return _of_numbers(path, columns, cells)
+    if len(columns) > 1:
+        strange = [name for name in columns if name not in binary]
+        if strange:
+            held = next((value for value in free[strange[0]] if _bit(value) is None), "nothing")
+            raise UsageError(
+                f"label_column is {' '.join(columns)[:200]}, and {strange[0]} holds {held[:80]!r};"
+                " several columns must all hold 0 and 1, or all numbers."
+            )
+        one_each = all(sum(_bit(row.get(name) or "") == 1 for name in columns) == 1 for _, row in cells)
+        return None if task == "classification" or (one_each and task is None) else Targets("multi_hot", columns)
+    if task == "classification":
+        return None
+    if task == "multilabel" and columns[0] in binary:
+        return Targets("multi_hot", columns)
+    separator = _separator(free[columns[0]], forced=task == "multilabel")
+    return None if separator is None else Targets("multi_hot", columns, separator)
+
+
+def _separated(path: Path, free: Mapping[str, Counter[str]], cells: Cells, task: str | None) -> str | None:
+    """The column whose cells hold several labels; None where there is none, and where another one may hold classes."""
+    if task == "classification":
+        return None
+    listed = [name for name, values in free.items() if _separator(values, forced=False) is not None]
+    if not listed and task == "multilabel":
+        listed = [name for name, values in free.items() if any("," in value or " " in value for value in values)]
+    others = {name: values for name, values in free.items() if name not in listed}
+    if not listed or (task is None and _may_be_classes(others, cells)):
+        return None
+    if len(listed) > 1:
+        raise UsageError(
+            f"{path} has several labels in each of the columns {', '.join(map(repr, listed))[:400]}; give one of them,"
+            f" such as --label-column {listed[0]}."
+        )
+    return listed[0]
+
+
+def _is_binary(values: Counter[str]) -> bool:
+    """Whether a column holds 0 and 1, or -1 and 1, or their words."""
+    bits = {_bit(value) for value in values}
+    return bool(bits) and None not in bits and not {0, -1} <= bits
+
+
+def _may_be_classes(free: Mapping[str, Counter[str]], cells: Cells) -> bool:
+    """Whether a column holds classes: values that recur, and no fractions."""
+    return any(2 <= len(values) <= max(len(cells) // 2, 2) and not has_fractions(values) for values in free.values())
+
+
+def _are_numbers(path: Path, columns: Sequence[str], free: Mapping[str, Counter[str]], *, several: bool) -> bool:
+    """Whether columns hold numbers rather than classes: all of them numbers, and of one column some not whole."""
+    if several:
+        return all(all(map(is_number, free[name])) for name in columns) and not all(
+            _is_binary(free[name]) for name in columns
+        )
+    values = free[columns[0]]
+    numbers = Counter({value: count for value, count in values.items() if is_number(value)})
+    if numbers and has_fractions(numbers) and len(numbers) < len(values) and 2 * len(numbers) > len(values):
+        raise _mixed(path, columns[0], values)
+    return has_fractions(values)
+
+
+def _mixed(path: Path, column: str, values: Counter[str]) -> UsageError:
+    text = {value: count for value, count in values.items() if not is_number(value)}
+    return UsageError(
+        f"{path} has numbers in the column {column!r}, and {counted(sum(text.values()), 'cell')} of other text,"
+        f" such as {next(iter(text))!r}; write numbers, leave these cells empty, or remove the rows."
+    )
+
+
+def _of_numbers(path: Path, columns: tuple[str, ...], cells: Cells) -> Targets:
+    for name in columns:
+        values = filled(name, cells)
+        if not values:
+            raise UsageError(f"{path} has no number in the column {name!r}; leave it out of --label-column.")
+        if not all(map(is_number, values)):
+            raise _mixed(path, name, values)
+    return Targets("values", columns)
+
+
+def _separator(values: Counter[str], *, forced: bool) -> str | None:
+    """What separates the labels in the cells of a column; None if each cell is one label.
+
+    White space only separates words that recur in several cells of different numbers of words: names of classes may
+    have spaces as well. `forced` takes the first separator that occurs.
+    """
+    for mark in (*_SEPARATORS, *((",",) if forced else ())):
+        if any(mark in value for value in values):
+            return mark
+    words = Counter(word for value in values for word in set(value.split()))
+    lengths = {len(value.split()) for value in values}
+    if forced:
+        return " "
+    return " " if len(lengths) > 1 and 2 * len(words) <= len(values) and min(words.values()) > 1 else None
+
+
+def quantities_note(names: Sequence[str]) -> str:
+    """A note on whole numbers that are taken for classes and may be quantities; empty for few."""
+    many = len(names) > _MANY and all(map(is_number, names))
+    return "; give --task regression if these are quantities" if many else ""
+
+
+def targets_layout(
+    rows: Sequence[Any], tree: Tree, where: Path, targets: Targets, options: LayoutOptions, *, evaluation: bool
+) -> Layout:
+    """The splits of the rows of a table with several labels or numbers, and the names of these.
+
+    Args:
+        rows: of the table: `split`, `image` and `target`, None where a cell is empty.
+        tree: of the files.
+        where: the table, for messages.
+        targets: what the columns hold.
+        options: with the names of the outputs of a trained network, which decide the order.
+        evaluation: whether the images are for a trained network.
+    """
+    kept = [row for row in rows if row.target is not None]
+    columns = ", ".join(map(repr, targets.columns[:_SHOWN])) + (", ..." if len(targets.columns) > _SHOWN else "")
+    plural = "s" if len(targets.columns) > 1 else ""
+    if not kept:
+        raise UsageError(f"{where} has an empty cell in every row of the column{plural} {columns}; fill them.")
+    empty = len(rows) - len(kept)
+    notes = [f"{counted(empty, 'row')} with an empty cell or NaN left out"] if empty else []
+    train = [row for row in kept if row.split == "train"] or (kept if evaluation else [])
+    if not train:
+        raise UsageError(f"{where} has no training images; its split must be train for some rows, or left out.")
+    make = _number_table if targets.field == "values" else _label_table
+    names, table, evidence = make(kept, train, where, targets, options, evaluation)
+    splits = {}
+    for split in dict.fromkeys(row.split for row in kept):
+        part = [row for row in kept if row.split == split]
+        splits[split] = FileSplit(tree, [row.image for row in part], torch.zeros(len(part), dtype=torch.int64))
+        splits[split].fields = {targets.field: table(part)}
+    evidence = evidence.replace("{}", f"in the column{plural} {columns} of {where.name}", 1)
+    return Layout(splits, names, "; ".join([evidence, *notes]))
+
+
+_Made = tuple[tuple[str, ...], Callable[[Sequence[Any]], Tensor], str]
+"""Names of the outputs, the tensor of some rows, and what the columns hold, with {} for their place."""
+
+
+def _label_table(
+    kept: Sequence[Any], train: Sequence[Any], where: Path, targets: Targets, options: LayoutOptions, evaluation: bool
+) -> _Made:
+    spelled = joined((label for row in kept for label in row.target), where)
+    sets = Counter(tuple(sorted({spelled[label] for label in row.target})) for row in train)
+    counts = Counter(label for labels, count in sets.items() for label in labels for _ in range(count))
+    known = options.names or (targets.columns if targets.separator is None else ())
+    names = tuple(known or sorted(counts))
+    foreign = Counter(spelled[label] for row in kept for label in row.target if spelled[label] not in {*names})
+    rare = Counter(spelled[label] for row in kept for label in row.target if not counts[spelled[label]])
+    if foreign and options.names:
+        raise UsageError(
+            f"{where} has the labels {counted_names(foreign)}, which the network does not have; remove them."
+        )
+    if rare and not evaluation and not options.names:
+        raise UsageError(
+            f"{where} has labels that no training image has ({counted_names(rare)}); add training images with them, or"
+            " remove them."
+        )
+    if not evaluation and len(sets) == 1:
+        only = ", ".join(next(iter(sets))) or "none"
+        raise UsageError(
+            f"{where} has the same labels for all {len(train):,} training images ({only}), so there is nothing to"
+            " learn; give a column that differs."
+        )
+    numbers = {name: number for number, name in enumerate(names)}
+
+    def table(part: Sequence[Any]) -> Tensor:
+        hot = torch.zeros(len(part), len(names), dtype=torch.int8)
+        for place, row in enumerate(part):
+            for label in row.target:
+                hot[place, numbers[spelled[label]]] = 1
+        return hot
+
+    bare = sum(not row.target for row in kept)
+    apart = {None: "", " ": ", separated by spaces"}.get(targets.separator, f", separated by {targets.separator!r}")
+    without = f"; {bare:,} images have none" if bare else ""
+    return names, table, f"several labels of an image {{}}{apart} ({len(names)}: {counted_names(counts)}{without})"
+
+
+def _number_table(
+    kept: Sequence[Any], train: Sequence[Any], where: Path, targets: Targets, options: LayoutOptions, evaluation: bool
+) -> _Made:
+    def table(part: Sequence[Any]) -> Tensor:
+        return torch.tensor([row.target for row in part], dtype=torch.float64).float()
+
+    values = table(train)
+    for name, column in zip(targets.columns, values.T, strict=True):
+        if not bool(column.isfinite().all()):
+            raise UsageError(f"{where} has numbers in {name!r} that are too large for single precision; scale them.")
+        if not evaluation and float(column.min()) == float(column.max()):
+            raise UsageError(
+                f"{where} has the number {float(column[0]):g} in {name!r} for all {len(train):,} training images, so"
+                " there is nothing to learn; leave the column out of --label-column."
+            )
+    shown = [
+        f"{name} {float(column.min()):.4g} to {float(column.max()):.4g}"
+        for name, column in [*zip(targets.columns, values.T, strict=True)][:_SHOWN]
+    ]
+    return targets.columns, table, f"numbers {{}} ({', '.join(shown)})"
