@@ -79,7 +79,7 @@ def grid_of_panels(
     Args:
         count: panels of a block.
         across: most panels next to each other.
-        panel, margin: width and height of a panel, and those of the rest of the figure, in inches.
+        panel, margin: width and height of a panel and of the rest of the figure, in inches.
         blocks: one below the other.
         given: to matplotlib's `subplots`.
     """

@@ -54,7 +54,7 @@ def small(name: str, narrow: bool = True) -> dict[str, Any] | None:
 
 @cache
 def largest(family: str) -> str:
-    """The largest preset of a family that can be made narrow; that with the tiny preset where none can."""
+    """The largest preset of a family that can be made narrow; the tiny preset if none can."""
     names = sorted((n for n, e in MODELS.items() if e.family == family), key=lambda n: -MODELS[n].parameters)
     return next((name for name in names if small(name) is not None), families()[family].name)
 

@@ -43,7 +43,7 @@ class AddedLoss(nn.Module):
             self.recorded = recorded
 
     def term(self, recorded: Any, labels: Tensor | None) -> Tensor | None:
-        """The term, (), of what was recorded; None where the labels are of a kind that it is not for."""
+        """The term, (), of what was recorded; None if it is not for labels of this kind."""
         term: Tensor = recorded
         return term
 

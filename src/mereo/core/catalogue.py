@@ -53,7 +53,7 @@ PROMISES: dict[str, str] = {
 """The promises of mechanisms, each with what the conformance tests check."""
 
 COMMON = ("compile", "export", "half precision", "couplings only")
-"""Promised by every mechanism that does not give a reason in `lacks`; the last by those that record couplings."""
+"""Promised by every mechanism that does not give a reason in `lacks`; the last one only if it records couplings."""
 
 INTERFACES: dict[str, str] = {
     "tokens": "(batch, tokens, dim) -> the same",
@@ -98,16 +98,16 @@ class Mechanism:
         records: what `mereo.record` shows: "couplings", "gates", "states", "kept tokens" or "nothing".
         also_records: further kinds that it shows.
         promises: the names in `PROMISES` that hold for it.
-        lacks: those of `COMMON` that do not hold, each with the reason.
+        lacks: the names in `COMMON` that do not hold, each with the reason.
         zero_gradients: parameters whose gradient may be zero, each with the reason.
         sender_axes: the axis that counts senders, by input (its position, "0") and parameter (its name).
-        receiver_axes: the axis that counts receivers, in the same form, and that of the "output".
+        receiver_axes: the axis that counts receivers, in the same form, also of the "output".
         tuple_size: how many senders a coupling joins: 2 where all pairs of senders have couplings.
         largest_input: inputs multiplied by up to this give finite outputs.
         reconstruction: why it is a reconstruction, where the equations of its source were not available; "" if not.
         interface: one of `INTERFACES`, or None for a mechanism that fits no slot; see `why_no_interface`.
         channels_last: whether its maps are (batch, height, width, channels); slots convert them.
-        aliases: other names by which it is found.
+        aliases: other names under which it is found.
     """
 
     name: str

@@ -186,5 +186,5 @@ class Coupling(Observable):
 
 
 def _fitting(grid: Grid | None, count: int) -> Grid | None:
-    """The positions, unless they are of another number, such as those of images of another size."""
+    """The positions, or None if they are of another number, such as the positions for another image size."""
     return grid if grid is not None and grid.size == count else None

@@ -21,7 +21,7 @@ def start_off_zero(module: nn.Module) -> None:
     """Biases of feed-forward networks from a normal distribution of deviation 1e-6, as timm starts vision transformers.
 
     Where all biases are zero, a blank image is zero at every depth, and the derivative of each layer norm is eps^-1/2:
-    those of a deep network overflow float32.
+    the product of all layers of a deep network overflows float32.
     """
     for name, parameter in module.named_parameters():
         if (".feed_forward." in name or ".glu." in name) and name.endswith("bias"):

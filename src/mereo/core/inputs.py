@@ -58,7 +58,7 @@ def _names(forward: Callable[..., Any]) -> Sequence[str]:
 
 
 def check_streamed(name: str, tokens: Tensor, axes: str, samples: int | None) -> None:
-    """UsageError unless tokens have the axes of one call of a stream, and as many samples as the state before them.
+    """UsageError unless tokens have the axes of one call of a stream, and the batch size of the state before them.
 
     Args:
         name: of the module or network.
@@ -69,7 +69,7 @@ def check_streamed(name: str, tokens: Tensor, axes: str, samples: int | None) ->
         raise UsageError(f"{name}: tokens are {tuple(tokens.shape)}; they must be {axes}.")
     if samples is not None and tokens.shape[0] != samples:
         raise UsageError(
-            f"{name}: tokens are of {tokens.shape[0]} samples, and the state of {samples}; give as many of both."
+            f"{name}: tokens are of {tokens.shape[0]} samples, and the state of {samples}; give the same number."
         )
 
 

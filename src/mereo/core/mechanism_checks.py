@@ -602,7 +602,7 @@ class Report:
     Attributes:
         mechanism: its name.
         held: names of the checks that hold.
-        failed: those that do not, each with the reason.
+        failed: names of the checks that do not, each with the reason.
     """
 
     mechanism: str

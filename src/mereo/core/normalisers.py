@@ -3,7 +3,7 @@
 Each is a function (scores, dim) -> couplings of the same shape. The first four sum to one along `dim`.
 Sparse ones: sparsemax arXiv:1602.02068; 1.5-entmax arXiv:1905.05702. Their threshold is found by sorting (for
 any alpha, by bisection), and its derivative is written in closed form (implicit differentiation), so gradients are
-exact and finite, and so are second derivatives but those of the bisected entmax.
+exact and finite, and so are second derivatives, except for the bisected entmax.
 """
 
 from collections.abc import Callable

@@ -23,10 +23,10 @@ class Call:
         couplings: what acts, of the same shape: normalised, then offset and weighted where the mechanism does so. None
             until they are made.
         over: the axis along which they are normalised.
-        mask: bool, broadcastable to the scores, True = takes part; None where every pair does.
+        mask: bool, broadcastable to the scores, True = takes part; None if every pair does.
         offset, weight: what the mechanism adds to the normalised scores, and then multiplies them by; or None.
         topology: which pairs exist; None for every pair.
-        tiles: which receivers and senders each tile holds; None where the scores are of the whole image.
+        tiles: which receivers and senders each tile holds; None if the scores are of the whole image.
         senders, receivers: their positions on the image; None without positions.
         context: from the mechanism and the caller of `intervene`: token types, positions, a cache.
         name: of the coupling in the watched model.

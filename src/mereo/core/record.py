@@ -292,7 +292,7 @@ def intervene(
             the sender of the same number; "shuffled" senders; "strongest", all to the largest; "zero". Of signals:
             "zero" and "one".
         scores: a function scores -> scores for each name, applied before they are normalised.
-        context: passed to the functions, together with that of the mechanism.
+        context: passed to the functions, together with the mechanism's own context.
 
     Raises:
         UsageError: for an unknown name; inside the block, for a function that returns anything but a tensor of the

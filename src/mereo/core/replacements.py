@@ -1,4 +1,4 @@
-"""Couplings by which `intervene` replaces those of a network, by their usual names.
+"""Couplings that `intervene` puts in place of a network's own, by their usual names.
 
 All act on the pairs that take part only: what a mask, a topology or the tiles leave out stays as it is.
 
@@ -90,14 +90,14 @@ def _mean_of_senders(couplings: Tensor, part: Tensor, call: Call) -> Tensor:
 
 
 def shuffled(generator: torch.Generator, couplings: Tensor, call: Call) -> Tensor:
-    """The couplings with their senders permuted, among those that take part."""
+    """The couplings with their senders permuted, among the senders that take part."""
     part, _ = _taking_part(call)
     batch, senders = couplings.shape[0], couplings.shape[-1]
     keys = torch.rand(batch, 1, 1, senders, generator=generator).to(couplings.device)
     if part is None:
         return couplings.gather(-1, keys.argsort(-1).expand_as(couplings))
     there, numbers = part.expand(*part.shape[:-1], senders), torch.arange(senders, device=couplings.device)
-    # Those that take part come first: once in their order, once in a random one.
+    # Senders that take part come first: once in their order, once in a random one.
     before = torch.where(there, numbers, senders + numbers).argsort(-1)
     after = torch.where(there, keys, 2 + numbers).argsort(-1)
     changed = torch.empty_like(couplings).scatter_(

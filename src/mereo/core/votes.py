@@ -13,8 +13,8 @@ two linear maps that are adjoint to each other: <combine(C), P> = <C, agree(P)>.
     SameVotes     vote[r, s] = value[s]           the same to all (attention)
     GivenVotes    vote[r, s]                      made by the caller
 
-`GivenVotes` exist as a tensor already; `JoinedVotes` are those of several sets of senders in a row, which may be of
-different kinds and pose sizes.
+`GivenVotes` exist as a tensor already; `JoinedVotes` concatenate the votes of several sets of senders, which may be
+of different kinds and pose sizes.
 
 Constructing votes computes nothing. `method` chooses how the verbs are executed: "stored" computes the tensor of votes
 when it is first needed and keeps it, "streamed" never computes it (`mereo.core.kernels.votes`: compiled C++, or a tile
@@ -211,7 +211,7 @@ class MatrixVotes(_StoredVotes):
 
 
 class GivenVotes(_StoredVotes):
-    """Votes that exist as a tensor, such as those that a convolution made.
+    """Votes that exist as a tensor, such as the output of a convolution.
 
     Shapes: votes (batch, heads, receivers, senders, pose).
     """
@@ -230,7 +230,7 @@ class GivenVotes(_StoredVotes):
 class SameVotes(Votes):
     """vote[b, h, r, s] = value[b, h, s]: every sender contributes the same to all.
 
-    Shapes: values (batch, heads, senders, pose); the number of receivers is that of the couplings.
+    Shapes: values (batch, heads, senders, pose); the couplings give the number of receivers.
     """
 
     def __init__(self, values: Tensor) -> None:

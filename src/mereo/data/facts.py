@@ -33,8 +33,8 @@ class DataFacts:
         images: to train on, per epoch.
         num_classes: how many classes.
         classes: training images of each class by name; empty where only the number of classes is known.
-        largest: the longest side of the sampled images; None where unknown.
-        kind: COLOUR, GREY or TEXT; None where no image was looked at.
+        largest: the longest side of the sampled images; None if unknown.
+        kind: COLOUR, GREY or TEXT; None if no image was looked at.
         colour: whether the images are in colour.
     """
 

@@ -210,7 +210,7 @@ class Recogniser:
         return read_mask_layout(contents, beside=task in (None, "segmentation"), evaluation=self.evaluation)
 
     def _tables(self) -> tuple[list[TableBeside], list[UsageError]]:
-        """The tables that name the images; of several, those of different splits."""
+        """The tables that name the images; several tables are of different splits."""
         contents = self.contents
         shallow = [
             file
@@ -408,7 +408,7 @@ class Recogniser:
         )
 
     def _with(self, classes: str) -> "Recogniser":
-        """The same with another way to the classes."""
+        """The same recogniser, but with `classes` found in another way."""
         other = object.__new__(Recogniser)
         other.__dict__ |= self.__dict__ | {"options": self.options._replace(classes=classes)}
         return other

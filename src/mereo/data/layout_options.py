@@ -15,8 +15,8 @@ class LayoutOptions(NamedTuple):
         classes: where the classes of images in folders are: "top", the outermost folders; "leaf", the innermost ones;
             "path", the innermost ones with the folders around them; "name", the names of files up to their number;
             "name:2", the second field of the names. "auto" decides by what is there, or refuses.
-        label_column: of a table; by its usual names where it is None.
-        task: for which the images are; None where it follows from them.
+        label_column: of a table; None looks for the usual names.
+        task: for which the images are; None if it follows from them.
     """
 
     classes: str = "auto"

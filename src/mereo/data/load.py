@@ -163,7 +163,7 @@ def load_split(
 
     "whole" is what a network that was trained on other images is evaluated on: the test images of a path, else its
     validation images, and all where it has no splits; of a named data set, the test images. With `unseen`, test images
-    at a path may be of classes that its training images do not have. `info` and `options` are those of `load_splits`.
+    at a path may be of classes that its training images do not have. `info` and `options` are as in `load_splits`.
     """
     check_choice("split", split, ("train", "validation", "test", "whole"))
     wanted = Wanted(

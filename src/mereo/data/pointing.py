@@ -131,7 +131,7 @@ def is_simple(points: Tensor, pointers: Tensor) -> Tensor:
 
 
 def check_points(points: Floats, least: int = 1) -> None:
-    """UsageError unless points (n, 2) are finite, at least so many, and each there once."""
+    """UsageError unless points (n, 2) are finite, at least `least` in number, and all different."""
     if points.ndim != 2 or points.shape[1] != 2 or len(points) < least or not np.isfinite(points).all():
         raise UsageError(f"points are {points.shape}; they must be at least {least} rows of two finite coordinates.")
     if len(found := np.unique(points, axis=0, return_counts=True)[1]) < len(points):

@@ -272,7 +272,7 @@ def _images_near(folder: Path) -> list[str]:
 
 
 def _open_table(path: Path, options: LayoutOptions) -> tuple[list[Row], Table]:
-    """The rows of a table on disk, their paths those of files where there are such."""
+    """The rows of a table on disk; paths lead to files where these exist."""
     try:
         with open_regular(path) as file:
             content = file.read()
@@ -390,7 +390,7 @@ class TableBeside(NamedTuple):
 
     Attributes:
         file: its path in the tree.
-        rows: with the paths of the files in the tree; of those that exist.
+        rows: of existing files, with their paths in the tree.
         missing: number of its images that do not.
         label: its column of labels.
     """

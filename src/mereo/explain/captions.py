@@ -41,7 +41,7 @@ def describe_deletion(tested: DeletionTest, claim: str) -> str:
 
 
 def _claim(explanation: Explanation) -> str | None:
-    """The map that the deletion test is compared with; None where it is not drawn."""
+    """The map that the deletion test is compared with; None if it is not drawn."""
     if explanation.contribution_maps:
         return "votes"
     each, word = (

@@ -72,8 +72,8 @@ def notes(rows: Sequence[Row], protocol: str) -> list[str]:
         f"Protocol: {protocol}.",
         f"{rows[0].metric.capitalize()} on {rows[0].test_images:,} test {rows[0].unit}, mean over the seeds, with the"
         f" weights that were {which}; spread is the standard deviation of the seeds.",
-        f"MACs of one input forward. Training memory is {memory}. Training speed is that of the runs,"
-        " which ran at different times; inference was timed in turn on batches of 64, and is the median.",
+        f"MACs of one input forward. Training memory is {memory}. Training speed was measured in the"
+        " runs, at different times; inference was timed in turn on batches of 64, and is the median.",
     ]
 
 

@@ -113,7 +113,7 @@ def check_runs(model: VisionModel, source: Path) -> None:
 
 
 def _needed(name: str, arguments: dict[str, Any], measure: Callable[[VisionModel], int]) -> int | None:
-    """Bytes that a network with these arguments needs; None where its outline does not determine it."""
+    """Bytes that a network with these arguments needs; None if its outline does not determine it."""
     try:
         return measure(outline(name, **arguments))
     except _UNKNOWN:

@@ -139,7 +139,7 @@ class VisionModel(Network):
     def place_couplings(self, height: int, width: int) -> None:
         """Store in the couplings where on images of this size their senders and receivers are.
 
-        By default those of a stage are the cells of its map, one for every `reduction` pixels.
+        By default the senders and receivers of a stage are the cells of its map, one for every `reduction` pixels.
         """
         for stage in self.feature_info:
             grid = grid_of_cells(height, width, stage["reduction"], partial=self.partial_cells)

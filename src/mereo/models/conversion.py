@@ -282,7 +282,7 @@ def convert(
 
     Both networks are compared before a live one is converted: the same random weights and one random image must give
     the same, in float64 to 1e-7 of the largest output. Of tensors alone, names and shapes are compared; what no shape
-    shows, such as numbers of heads, sizes of windows and activations, is that of the preset named by `model`, or of
+    shows, such as numbers of heads, sizes of windows and activations, comes from the preset named by `model`, or from
     `arguments`.
 
     Args:

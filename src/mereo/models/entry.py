@@ -106,7 +106,7 @@ class ModelEntry:
         return self.citation.link
 
     def full(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The same arguments by their full names; those of a table are added to the preset's, or to the table given."""
+        """The same arguments by their full names; a table adds to the preset's table, or to the given one."""
         return full_names(given, self.short, self.arguments)
 
     def resolve(self, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def folded(model: Model) -> Model:
 
     Every batch normalisation directly after a convolution in a sequence is folded into it, modules that have a form
     for inference (see `Foldable`) take it, and the copy is in channels-last memory if the network declares that to be
-    faster. Modules with forward hooks or layers of other libraries, and those that hold them, stay as they are. Its
+    faster. Modules with forward hooks or layers of other libraries, and their parent modules, stay as they are. Its
     weights no longer match the architecture, so it cannot be saved; keep the model itself for that.
 
     Args:

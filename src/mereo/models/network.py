@@ -60,9 +60,9 @@ class Network(WeightSources, nn.Module):
         classifier: name of the module that depends on `outputs_argument`.
         classifier_parts: names of the attributes that it consists of.
         unscored_parts: names of the parts on which no output depends, such as a decoder.
-        default_loss: the loss it is trained with where none is given.
-        usual_rate: the peak rate of AdamW that it is trained with, in batches of 32 and more, where none is given.
-        has_capsules: whether its scores are those of class capsules, which a method `capsules` returns.
+        default_loss: the loss it is trained with by default.
+        usual_rate: the peak rate of AdamW that it is trained with, in batches of 32 and more, by default.
+        has_capsules: whether its scores come from class capsules, which a method `capsules` returns.
         channels_last: whether its convolutions are faster on a CPU in channels-last memory. Images are then converted
             to it, whatever their layout, and the maps keep it; training also converts the filters of convolutions.
             `create_model` leaves them contiguous, as files of weights need them.

@@ -97,7 +97,7 @@ class Filled:
 
     @property
     def resized(self) -> str | None:
-        """Effects of another image size, in words; None where nothing depends on it."""
+        """Effects of another image size, in words; None if nothing depends on it."""
         if self.sizes is None or not (self.moved or self.unfit):
             return None
         old, new = (f"{height}x{width}" for height, width in self.sizes)
@@ -171,7 +171,7 @@ def _of_the_size(
     model: VisionModel, own: Mapping[str, Tensor], adapted: Mapping[str, Tensor], tensors: Mapping[str, Tensor],
     arguments: Mapping[str, Any],
 ) -> list[str]:  # fmt: skip
-    """The tensors of layers whose shape depends on the image size; none where the weights differ by more than that."""
+    """The tensors of layers whose shape depends on the image size; empty if the weights differ in more than that."""
     wrong = [name for name in own if name in adapted and own[name].shape != adapted[name].shape]
     if not wrong:
         return []

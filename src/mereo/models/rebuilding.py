@@ -119,7 +119,7 @@ def checked(model: nn.Module, state: Mapping[str, Tensor] | None = None) -> Visi
     """The network, out of the wrapper of `torch.compile`; UsageError unless its config states all that it is.
 
     Args:
-        state: its weights, where they are not those that it holds now.
+        state: weights to use in place of its present ones.
     """
     model = uncompiled(model)
     if not isinstance(model, Network) or not isinstance(getattr(model, "config", None), dict):

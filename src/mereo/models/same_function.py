@@ -107,7 +107,7 @@ def check_same_function(
     """UsageError unless both networks give the same for one random image, in eval mode, with the same random weights.
 
     They are compared in float64, to 1e-7 of the largest output, so that another epsilon or form of an activation shows;
-    those of more than 3e8 parameters in float32, to 1e-3.
+    networks of more than 3e8 parameters in float32, to 1e-3.
 
     Args:
         make: the network of mereo with the weights of a state of theirs.

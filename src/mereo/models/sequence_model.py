@@ -57,7 +57,7 @@ class SequenceModel(Network):
 
     Attributes:
         longest: most tokens that it can read at once; None for any number.
-        causal: whether a token changes only its own scores and those of later tokens, in evaluation.
+        causal: whether a token changes no scores of earlier tokens, in evaluation.
         num_features: size of what `forward_features` gives, `dim`.
 
     See `Network` for the other attributes.

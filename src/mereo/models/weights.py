@@ -209,7 +209,7 @@ def weights_file(path: str | Path) -> Path:
 
 
 def _at_hand(folder: Path) -> str:
-    """The trained networks of a folder, the newest first, and those of the package."""
+    """The trained networks of a folder, the newest first, and the bundled ones."""
     files = sorted(folder.glob("*/weights/best.safetensors"), key=lambda file: -file.stat().st_mtime)
     runs = [str(file.parent.parent) for file in files]
     listed = ", ".join(runs[:5]) + (f" and {len(runs) - 5} more" if len(runs) > 5 else "")

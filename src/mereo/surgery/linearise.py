@@ -107,7 +107,7 @@ def linearise(
         layers: numbers from 0, names or shell-style patterns of the attention layers to replace; all by default.
         trained_tokens, length_factor: for a scale of the scores that grows with the length, see `length_scale`.
 
-    Shapes: those of `model`.
+    Shapes: as for `model`.
 
     Raises:
         UsageError: for a model without self-attention among `layers`, layers that compute something else, and blocks

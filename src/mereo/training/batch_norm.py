@@ -30,8 +30,8 @@ class NormaliseShared(torch.autograd.Function):
         count: numbers of a channel in all processes together.
         reduce: sums over the processes, for the backward pass.
 
-    The gradient is exact, including that through the statistics. Gradients of weight and bias are those of this
-    process, as for any parameter before gradients are averaged.
+    The gradient is exact and includes the path through the statistics. Gradients of weight and bias cover this process
+    only, as for any parameter before gradients are averaged.
     """
 
     @staticmethod

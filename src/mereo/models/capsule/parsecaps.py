@@ -159,7 +159,7 @@ class ParseCaps(CapsuleClassifier):
         The decorrelation, the axial form and the loss of the concepts are ours.
 
     Reference: arXiv:2411.01564. With `public_view` and `batch_stats`, and without their dropout, lengths, concepts and
-        gradients equal those of the authors' code with the same weights, to 1e-14 in float64.
+        gradients equal the authors' code with the same weights, to 1e-14 in float64.
     """
 
     unscored_parts = ("decoder", "concepts")

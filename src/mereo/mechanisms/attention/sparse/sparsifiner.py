@@ -1,7 +1,7 @@
 """Sparsifiner: a cheap predictor of low rank decides, image by image, which keys each query attends to.
 
 Source: Wei, Duke, Jiang, Aarabi, Taylor, Shkurti 2023, arXiv:2303.13755.
-Cost: `attention_cost` counts multiply-adds; for DeiT-S 52 % of those of dense attention with a quarter of the keys, and
+Cost: `attention_cost` counts multiply-adds; for DeiT-S 52 % of dense attention's with a quarter of the keys, and
     117 % with nine tenths. What is saved shows where only kept pairs are computed and there are many tokens.
 """
 
