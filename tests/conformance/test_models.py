@@ -56,7 +56,7 @@ def _own_networks() -> Iterator[None]:
 
 
 def larger_size(case: Case, down: int, across: int) -> tuple[int, int]:
-    """A size of images for which the network can be made, at least so much larger than that of the tiny preset."""
+    """A size of images for which the network can be made, larger than the tiny preset's by `down` and `across` or more."""
     model = tiny(case)
     height, width = (
         -(-(side + more) // step) * step
