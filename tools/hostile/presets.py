@@ -31,10 +31,10 @@ def _arguments(name: str, narrow: bool) -> dict[str, Any]:
 
 @cache
 def small(name: str, narrow: bool = True) -> dict[str, Any] | None:
-    """Arguments that make a preset small and keep its depth; None where its own do not allow it.
+    """Arguments that make a preset small and keep its depth; None if its own arguments do not allow it.
 
     Args:
-        narrow: whether widths are those of the tiny preset; else only the images are small.
+        narrow: whether widths come from the tiny preset; else only the images are small.
     """
     import torch
 
