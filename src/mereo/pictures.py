@@ -115,7 +115,7 @@ def png_of(figure: Any) -> bytes:
 
 
 def with_palette(png: bytes) -> bytes:
-    """A PNG with 256 colours, of which its file is a third as large; for pages that hold many."""
+    """A PNG with 256 colours, whose file is a third as large; for pages with many pictures."""
     from PIL import Image
 
     content = io.BytesIO()

@@ -91,7 +91,7 @@ def weigh_losses(model: nn.Module, weights: Mapping[str, float]) -> None:
         weights: by name.
 
     Raises:
-        UsageError: for a name of which the network adds none, and a weight below 0.
+        UsageError: for the name of a term that the network does not add, and for a weight below 0.
     """
     known = loss_weights(model)
     for name, weight in weights.items():

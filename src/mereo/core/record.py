@@ -210,7 +210,7 @@ class _Changer(_Watcher):
         assert call.couplings is not None
         if self.change_scores is not None and not transformed() and not call.couplings.isfinite().all():
             raise UsageError(
-                f"the function for the scores of {self.name!r} left couplings that are not finite, such as those of an"
+                f"the function for the scores of {self.name!r} left couplings that are not finite, such as of an"
                 " entry with no finite score along the axis that is normalised; keep one, or mask with a large negative"
                 " number."
             )

@@ -67,7 +67,7 @@ class DataFacts:
         """The augmentation of images of a side, and why."""
         crop = f"crop={max(side // 8, 1)}"
         if self.kind is None:
-            return ("auto",), "that of the data set"
+            return ("auto",), "the default of the data set"
         if self.kind == TEXT:
             return ("zoom=0.75:1",), "text or drawings: never mirrored, no black borders"
         if self.mirrored_means_another:

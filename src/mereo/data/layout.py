@@ -165,7 +165,7 @@ class Recogniser:
         """The folder of each split, as far as it has folders of classes; empty without splits outside of classes.
 
         Raises:
-            UsageError: for two folders of one split, such as val and valid, of which one would be left out.
+            UsageError: for two folders of one split, such as val and valid: one would be left out.
         """
         contents = self.contents
         inside = contents.folders(place)
@@ -177,7 +177,7 @@ class Recogniser:
             exact = [f for f, split in zip(filled, found, strict=True) if split] if named else []
         flat = bool(exact) and not any(contents.with_images(self._place(folder)) for folder in exact)
         if flat and any(contents.images[folder] for folder in exact):
-            return {}  # images of which the names or a table must state the classes
+            return {}  # the names of the images, or a table, must state their classes
         places: dict[str, str] = {}
         for folder in exact:
             split = split_of(name_of(folder))

@@ -50,7 +50,7 @@ class _Counter:
 
 
 def load_size(img_size: tuple[int, int], crop_pct: float) -> tuple[int, int]:
-    """The stored (height, width) of which a crop of `img_size` is the fraction `crop_pct` of each side."""
+    """The stored (height, width): a crop of `img_size` covers the fraction `crop_pct` of each side."""
     check_fraction(crop_pct=crop_pct)
     height, width = image_size(img_size)
     return round(height / crop_pct), round(width / crop_pct)

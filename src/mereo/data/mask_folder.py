@@ -37,8 +37,8 @@ _BEHIND = re.compile(r"[ _-]?(annot|annotations?|labels?|masks?|gt|seg)", re.IGN
 """What the name of a folder of masks may have behind the name of the folder of its images."""
 _LIST = re.compile(r"(?:.*/)?ImageSets/Segmentation/(train|val|test)\.txt")
 _FEW_LEVELS, _BRIGHT = 8, 128
-"""Masks with few grey levels, of which the brightest is near white, have levels in place of indices: the largest number
-of levels, and the least brightness."""
+"""Masks with few grey levels, the brightest near white, have levels in place of indices: the largest number of
+levels, and the least brightness."""
 _NEAR = 13
 """In masks with smooth edges, the number of darkest levels that count as black, and of brightest ones as white."""
 _LOOKED_AT = 12
@@ -60,7 +60,7 @@ def _children(contents: Contents, place: str) -> dict[str, str]:
 
 
 def _pair(contents: Contents, folders: Mapping[str, str]) -> tuple[str, str] | None:
-    """The folder of images and the folder of masks, both of which hold images."""
+    """The folder of images and the folder of masks; both hold images."""
     images = next((folders[name] for name in IMAGE_FOLDERS if name in folders), None)
     masks = next((folders[n] for n in MASK_FOLDERS if n in folders and contents.images[folders[n]]), None)
     return None if images is None or masks is None else (images, masks)

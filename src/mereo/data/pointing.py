@@ -161,7 +161,7 @@ def convex_hull(points: Floats) -> list[int]:
             chain.append(j)
         corners += chain[:-1]
     if len(corners) < 3:
-        raise UsageError(f"points are {len(rows)} on a line, which has no hull; give points of which three are not.")
+        raise UsageError(f"points are {len(rows)} on a line, which has no hull; give points on no common line.")
     first = corners.index(min(corners))
     return [j + 1 for j in corners[first:] + corners[:first]]
 
@@ -209,7 +209,7 @@ def _shortest(points: Tensor) -> Tensor:
 
 
 def improved_tours(points: Tensor) -> Tensor:
-    """Short closed tours: nearest neighbours from every city, each improved by 2-opt, of which the shortest is taken.
+    """Short closed tours: nearest neighbours from every city, each improved by 2-opt; the shortest is taken.
 
     2-opt turns a part of a tour around, the one that gains most, until none gains.
 

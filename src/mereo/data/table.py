@@ -37,7 +37,7 @@ COLUMNS = {
 BOXES = ({"xmin", "ymin", "xmax", "ymax"}, {"x1", "y1", "x2", "y2"})
 """Columns of a table of boxes."""
 _LOOKED_FOR = 1000
-"""Images of a table of which it is checked at once whether they exist."""
+"""Number of images of a table that are checked for existence at once."""
 _MOST_LISTED = 500_000
 """Files below the folder of a table that are listed where its paths do not exist."""
 _DELIMITERS = ",;\t"
@@ -233,7 +233,7 @@ def _values(column: str, cells: _Cells) -> Counter[str]:
 
 
 def _one_hot(path: Path, header: Sequence[str], cells: _Cells, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns of 0 and 1 of which each row has one 1, the name of which is the label."""
+    """Columns of 0 and 1 with one 1 in each row: the name of its column is the label."""
     names = [
         name
         for name in header

@@ -91,7 +91,7 @@ def caption_of(
         columns: its maps.
         true_known: whether a true class is shown.
         asked: whether the explained classes were given.
-        total: number of images, of which the first are drawn.
+        total: number of images; the first ones are drawn.
     """
     words = WORDINGS[explanation.kind]
     answer = "that class" if asked else "the predicted class"

@@ -67,7 +67,7 @@ def notes(rows: Sequence[Row], protocol: str) -> list[str]:
     measured = [row.memory_measured for row in rows]
     words = ("estimated, not measured", "partly estimated", "the measured peak of a step")
     memory = words[any(measured) + all(measured)]
-    which = " or ".join("the best on validation" if c == "validation" else "those of the last epoch" for c in chosen)
+    which = " or ".join("the best on validation" if c == "validation" else "from the last epoch" for c in chosen)
     return [
         f"Protocol: {protocol}.",
         f"{rows[0].metric.capitalize()} on {rows[0].test_images:,} test {rows[0].unit}, mean over the seeds, with the"

@@ -107,7 +107,7 @@ def check_runs(model: VisionModel, source: Path) -> None:
     free = free_memory(next(model.parameters()).device)
     if needed > free:
         raise UsageError(
-            f"{source} takes images of {height}x{width}, of which one needs at least {gibibytes(needed)}, and"
+            f"{source} takes images of {height}x{width}; one needs at least {gibibytes(needed)}, and"
             f" {gibibytes(free)} of memory are free; give weights that were trained with a smaller --img-size."
         )
 

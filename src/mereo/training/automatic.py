@@ -52,7 +52,7 @@ Seconds = Callable[[int | None, str], float]
 
 
 def batch_for(images: int, parts: int = 1) -> int:
-    """Images of a step: 32 to 128, a power of two of which a small data set has several, times the parts of a batch."""
+    """Images of a step: 32 to 128, a power of two that a small data set fills several times; a multiple of `parts`."""
     bound = max(min(max(images // 375, 32), 128, images // 4), min(4, images), 1)
     return int(parts * max(2 ** int(math.log2(bound)) // parts, 1))
 

@@ -190,7 +190,7 @@ def statistics_note(model: nn.Module, *, processes: int, parts: int, batch_size:
         )
     if norms and parts > 1:
         return (
-            f"batch norm: statistics are those of a part of {batch_size // parts} images, not of the batch of"
+            f"batch norm: statistics are over a part of {batch_size // parts} images, not over the batch of"
             f" {batch_size}, so the result depends on accumulate, {parts}"
         )
     return None

@@ -110,8 +110,8 @@ def distributed_attention(
     Args:
         group: the processes, such as `torch.distributed.group.WORLD`; None, or a group of one, is plain attention.
         mode: "ring": keys and values travel from process to process; memory for one shard. "allgather": each process
-            gets all keys and values. "alltoall": tokens of all heads are traded for all tokens of some heads, of which
-            there must be a multiple of the processes. "heads": each process has all tokens and some of the heads;
+            gets all keys and values. "alltoall": tokens of all heads are traded for all tokens of some heads; the
+            number of heads is a multiple of the processes. "heads": each process has all tokens and some of the heads;
             nothing is sent here, see `ShardedAttention` for the projection.
         causal: whether a token attends to none behind it.
         block: queries whose scores are held at once, in the plain form that this asks for; PyTorch's fused attention

@@ -191,7 +191,7 @@ class CausalTransformer(SequenceModel):
 register_model(
     "causal_transformer_tiny",
     CausalTransformer,
-    "Softmax attention with as many parameters as tnl_tiny, to 0.2 %.",
+    "Softmax attention with the parameter count of tnl_tiny, to 0.2 %.",
     source="arXiv:1706.03762",
     parameters=212_736,
     tiny={"dim": 12, "depth": 2, "num_heads": 3, "hidden_dim": 20, "context": 16, "vocab_size": 31},
@@ -201,7 +201,7 @@ register_model(
 register_model(
     "causal_transformer_small",
     CausalTransformer,
-    "Softmax attention with as many parameters as tnl_small, to 0.01 %.",
+    "Softmax attention with the parameter count of tnl_small, to 0.01 %.",
     source="arXiv:1706.03762",
     parameters=2_973_696,
     dim=192,

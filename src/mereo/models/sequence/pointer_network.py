@@ -69,7 +69,7 @@ class Memory(NamedTuple):
     """The points as the decoder reads them.
 
     Attributes:
-        points: its inputs, of which the first stands for no point: (batch, 1 + points, coordinates).
+        points: its inputs; the first stands for no point: (batch, 1 + points, coordinates).
         states: of the encoder, the first for the end: (batch, 1 + points, dim).
         keys: W1 of the states, (batch, 1 + points, dim); the states where nothing attends to them.
         present: bool (batch, 1 + points).

@@ -149,7 +149,7 @@ class ClearAttention(nn.Module):
         grid: rows and columns of the image.
         radius: image tokens attend to image tokens nearer than this.
         text_tokens: number of tokens before the image tokens, such as text or a class token.
-        down_factor: side of the blocks for each of which a token also attends to one key, a learned weighted mean.
+        down_factor: side of blocks of cells; a token also attends to one key of each block, a learned weighted mean.
         trained_tokens: length of the sequences of training, for a scale that grows with the length; None for none.
         length_factor: see `length_scale`.
         qkv_bias: biases of the projections to queries, keys and values.

@@ -1,4 +1,4 @@
-"""The template of token mixers: Y = out(norm(M(X) V(X))), of which attention, convolution and scans are instances.
+"""The template of token mixers: Y = out(norm(M(X) V(X))), with attention, convolution and scans as instances.
 
 Source: arXiv:2302.06218.
 """
@@ -15,7 +15,7 @@ def multiply(matrix: Tensor, values: Tensor) -> Tensor:
     """M V for the three kinds of mixing matrices.
 
     Shapes: matrix (tokens, tokens), (batch, heads, tokens, tokens) or (dim, tokens, tokens), one for each channel;
-        values (batch, tokens, dim), of which each head has a part -> (batch, tokens, dim).
+        values (batch, tokens, dim), divided among the heads -> (batch, tokens, dim).
     """
     if matrix.dim() == 2:
         return matrix @ values
