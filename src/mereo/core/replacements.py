@@ -51,7 +51,7 @@ def _unpadded(tiles: Tiles, made: Tensor) -> Tensor:
 
 
 def _axes(call: Call) -> tuple[int, ...]:
-    """The axes over which couplings are normalised; the senders where they are not."""
+    """The axes over which couplings are normalised; the senders' axis if they are not."""
     return {"receivers": (-2,), "both": (-2, -1)}.get(call.over, (-1,))
 
 
@@ -123,7 +123,7 @@ def identity(couplings: Tensor, call: Call) -> Tensor:
 
 
 def strongest(couplings: Tensor, call: Call) -> Tensor:
-    """All of a line goes to its largest coupling; a line is what is normalised together."""
+    """Among couplings that are normalised together, the largest one gets the whole sum."""
     axes = _axes(call)
     lines = couplings.flatten(-2) if len(axes) == 2 else couplings.transpose(-1, axes[0])
     kept = torch.zeros_like(lines).scatter(-1, lines.argmax(-1, keepdim=True), lines.sum(-1, keepdim=True))
@@ -139,7 +139,7 @@ _REPLACEMENTS = {"uniform": uniform, "identity": identity, "strongest": stronges
 WORDS = (*_REPLACEMENTS, "shuffled")
 """Names of replacements."""
 OF_SIGNALS: dict[str, Callable[[Tensor], Tensor]] = {"zero": torch.zeros_like, "one": torch.ones_like}
-"""The same for gates, states and kept tokens."""
+"""Replacements for gates, states and kept tokens."""
 
 
 def replacement(name: str, word: str) -> Replacement:

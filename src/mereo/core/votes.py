@@ -87,7 +87,7 @@ class _StoredVotes(Votes):
 
 
 def _check_transforms(senders: Tensor, weight: Tensor, shapes: str, axes: int) -> None:
-    """UsageError unless children and transforms are numbers of matching sizes."""
+    """UsageError unless children and transforms are floating point and of matching sizes."""
     places = (2, 1) if axes == 4 else (1,)
     fits = senders.dim() == 3 and weight.dim() == axes
     sizes = (senders.shape[-1], *senders.shape[1:-1])[: len(places)] if fits else ()
@@ -107,9 +107,9 @@ class DenseVotes(_StoredVotes):
     """vote[b, r, s] = W[r, s]^T u[b, s]: a transform of its own for every pair.
 
     Args:
-        senders, weight: u and W. Where their types differ, votes have the wider of the two.
+        senders, weight: u and W. If their types differ, votes have the wider one.
         method: "auto", "stored" or "streamed"; see the module.
-        tile: how many senders are streamed at a time where einsum does it; None chooses from the sizes.
+        tile: number of senders that einsum streams at a time; None chooses from the sizes.
 
     Shapes: senders (batch, senders, d_in), weight (receivers, senders, d_in, d_out); one head.
     """
@@ -179,7 +179,7 @@ class SharedVotes(DenseVotes):
 
 
 def transformed_votes(senders: Tensor, weight: Tensor, *, method: str = "auto") -> DenseVotes:
-    """`DenseVotes`, or `SharedVotes` where the transforms have no axis of senders."""
+    """`DenseVotes`, or `SharedVotes` if the transforms have no axis of senders."""
     return (SharedVotes if weight.dim() == 3 else DenseVotes)(senders, weight, method=method)
 
 

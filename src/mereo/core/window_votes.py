@@ -118,8 +118,8 @@ class WindowVotes(MatrixVotes):
         return fits.unflatten(0, (-1, rows)).sum(1).unsqueeze(1)
 
     def select(self, samples: Tensor, receivers: Tensor) -> Tensor:
-        """As of every `Votes`; with windows, both are numbered over the whole maps, and a child that the window of the
-        parent does not read has a vote of 0."""
+        """As `Votes.select`. With windows, samples and receivers are numbered over the whole maps, and a child that the
+        parent's window does not read has a vote of 0."""
         if self.windows is None:
             return super().select(samples, receivers)
         count = self.windows.count
