@@ -63,7 +63,7 @@ class ModelEntry:
         aliases: other names that `create_model` takes for it.
         short: other names of arguments, such as `keep` for "mechanism_args.keep", an entry of a table; files of earlier
             versions have them too.
-        reconstruction: why it is a reconstruction, where the equations of its source were not available; "" if not.
+        reconstruction: why it is a reconstruction (its source's equations were not available); "" if it is none.
         mean, std: normalisation of images in [0, 1]: a number, or one for each channel.
         interpolation: how images are resized: one of INTERPOLATIONS.
         crop_pct: share of the resized image that the crop keeps.

@@ -11,7 +11,7 @@ from mereo.core.modes import hooked, must_be_called
 
 Model = TypeVar("Model", bound=nn.Module)
 _FOLDED = "_is_folded"
-"""Attribute of modules that have their form for inference, which is made once."""
+"""Attribute that marks modules in their form for inference, which is made once."""
 
 
 @runtime_checkable
@@ -41,7 +41,7 @@ def _fold(module: nn.Module) -> nn.Module:
         setattr(module, name, _fold(child))
     if isinstance(module, nn.Sequential):
         _fold_norms(module)
-    # The form for inference computes nothing that a hook reads or changes, nor what an adapter adds.
+    # The form for inference would skip hooks and adapters.
     inside = (each for child in module.children() for each in child.modules())
     called = hooked(module) or must_be_called(*inside)
     if not isinstance(module, Foldable) or _FOLDED in module.__dict__ or called:

@@ -7,7 +7,7 @@ from mereo.errors import UsageError
 
 
 def import_timm() -> Any:
-    """The package; UsageError where it is not installed."""
+    """The package; UsageError if it is not installed."""
     try:
         import timm
     except ImportError as error:

@@ -51,7 +51,7 @@ class WeightSources:
             weights: the name of a library, also with a tag behind a dot.
 
         Returns:
-            None for the way of all networks: timm's weights of the preset of the same name, by the network's layout.
+            None for the usual way: timm's weights of the preset of the same name, through the network's layout.
         """
         return None
 
@@ -75,6 +75,6 @@ class WeightSources:
         """The network as timm makes it without mereo; None if timm needs mereo's class.
 
         Raises:
-            UsageError: where timm cannot have it at all.
+            UsageError: if timm cannot have it at all.
         """
         return None
