@@ -6,7 +6,7 @@ A page, `papers/PAPER/claims.md`, states below each block of commands what is ch
     <!-- check: error of outputs at most 1e-15 -->         every row of the results
     <!-- not checked: takes two hours -->
 
-The results are the tables of one `mereo reproduce`, or those of several `mereo evaluate` in lines below each other,
+The results are the tables of one `mereo reproduce`, or of several `mereo evaluate`, one below the other,
 whose columns are "weights" and "test %". A row of the page is the row of the results with the same first cell; of
 several with the same, the first, the second and so on. Where a page uses other words than the results, it names both:
 
@@ -48,7 +48,7 @@ Tables = Mapping[str, Sequence[Mapping[str, Any]]]
 
 @dataclass(frozen=True)
 class Limit:
-    """How far numbers may be from those of the page.
+    """How far numbers may be from the page's.
 
     Attributes:
         page: the column of the page.

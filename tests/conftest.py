@@ -12,7 +12,7 @@ FROZEN = Path(__file__).parent / "frozen"
 
 @pytest.fixture(autouse=True)
 def _alike_everywhere():
-    # Tests run side by side, so that threads of one would wait for those of the other; and each starts from one seed,
+    # Tests run side by side, so that threads of one would wait for another's; and each starts from one seed,
     # whatever ran before it.
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -3,9 +3,9 @@
 Weights whose epoch was chosen on validation images are calibrated on these, given their share and the seed of the
 training: `shvit_cifar.cifar10 --validation-fraction 0.04 --seed 0`. The calibration error is measured on test images.
 
-The bundled networks of MSPCaps were trained on every training image, so no other labelled images are left than those of
-the test split. Every second one of these fits the temperature, and the calibration error is measured on the others. A
-temperature changes no prediction, so the accuracy stays that of all test images.
+The bundled networks of MSPCaps were trained on every training image, so no other labelled images are left than the
+test split. Every second one of these fits the temperature, and the calibration error is measured on the others. A
+temperature changes no prediction, so the accuracy over all test images stays.
 """
 
 import argparse

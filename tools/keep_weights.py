@@ -1,6 +1,6 @@
 """Keep the weights of a finished run in the package, with a card: python tools/keep_weights.py RUN [last|best] [KIND].
 
-They are named <model>.<data>, or <model>.<data>_<kind> for those of a kind such as `robust`, beside the usual ones.
+They are named <model>.<data>, or <model>.<data>_<kind> for another kind such as `robust`, beside the usual ones.
 Weights that would take more than LARGEST bytes are kept in half precision.
 """
 

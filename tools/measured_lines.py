@@ -2,7 +2,7 @@
 
 The line of a network goes below its mark, such as `<!-- measured davit_tiny -->`, and the line about the machine below
 `<!-- measured conditions -->`; networks that were not measured keep their lines. If several files have a measurement,
-that of the first is used, so name a run with the times of a quiet machine before a run made for its peaks of memory.
+the first one is used, so name a run with the times of a quiet machine before a run made for its peaks of memory.
 """
 
 import sys

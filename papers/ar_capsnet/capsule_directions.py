@@ -1,8 +1,8 @@
 """How the pose of a class capsule follows rotation, scale, shear and shift of the image.
 
 Each image is transformed by growing amounts, which gives a matrix of differences of the pose of the true class. If they
-lie along one direction, the first singular value is most of the sum of all. The control takes differences to as many
-other images of the class; an untrained network shows what the architecture alone does. The second part changes single
+lie along one direction, the first singular value is most of the sum of all. The control takes other
+images of the class; an untrained network shows what the architecture alone does. The second part changes single
 entries of the pose and measures how much of the decoded image each one changes.
 """
 

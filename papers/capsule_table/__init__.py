@@ -8,7 +8,7 @@ PAPER = Paper(
     experiments={
         "capsule_table": Experiment(
             "Does routing help, where, and at what cost?",
-            "ours; the networks are those of seventeen papers",
+            "ours; the networks come from seventeen papers",
             "papers.capsule_table.table",
             frozenset({"data", "data_root", "variants", "seeds", "epochs", "limit", "images", "device"}),
             data="mnist",

@@ -1,13 +1,13 @@
 """The protocol of the table, written before its first run.
 
-- Images: `DATA`, resized to SIDE x SIDE; LIMIT training images and a tenth as many to choose by, classes in proportion;
+- Images: `DATA`, resized to SIDE x SIDE; LIMIT training images and a tenth of that to choose by, classes in proportion;
   all test images. Augmentation of the data set without rotations.
-- Networks: the smallest preset of each of seventeen kinds of capsule network, two residual networks (one of as many
-  parameters, one of as many multiply-adds as their median), and two controls of each capsule network.
+- Networks: the smallest preset of each of seventeen kinds of capsule network, two residual networks (one with the
+  median of their parameters, one with the median of their multiply-adds), and two controls of each capsule network.
 - Each network is trained by AdamW at RATES with seed 0, with the loss and the schedule of its own recipe. The rate with
   the highest accuracy on the images to choose by is used for the other seeds. A network that still rises at this rate
-  (its accuracy on these images grew by more than RISE in the last quarter of its epochs) is trained for twice as many
-  epochs, all its seeds, and marked. Uniform couplings are trained at the rate of their network.
+  (its accuracy on these images grew by more than RISE in the last quarter of its epochs) is trained for twice the
+  number of epochs, with all its seeds, and marked. Uniform couplings are trained at the rate of their network.
 """
 
 from collections.abc import Mapping

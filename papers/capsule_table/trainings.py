@@ -48,7 +48,7 @@ class Results:
     """The files of one data set: trainings, and measurements of the networks of the table.
 
     Args:
-        path: of the file of trainings; that of measurements stands beside it.
+        path: of the file of trainings; the file of measurements lies beside it.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,7 +1,7 @@
 """Dynamic routing and EM routing in place of variational inference, on the templates of a generative capsule model.
 
-A child is shared out among hypotheses, each of which is something of one object, and the votes for an object are those
-of all its hypotheses. There are two kinds of children:
+A child is shared out among hypotheses, each of which is something of one object, and the votes for an object are
+the votes of all its hypotheses. There are two kinds of children:
 
     points   hypotheses are the parts n, the vote is F_n^T x: half of a pose, for a point has two numbers. The votes of
              all points of a complete object have its pose as their mean, but they do not coincide.
@@ -112,7 +112,7 @@ def route_constellations(
     """Label every point by routing: the object that takes most of the children it belongs to.
 
     Routing starts from random scores: from equal ones, two objects of the same shape would stay alike for ever. It has
-    no bound by which to choose among starts, and no place for clutter.
+    no bound for choosing among starts, and no place for clutter.
 
     Args:
         model: whose templates are routed to; how it assigns points does not matter.

@@ -28,16 +28,16 @@ PLAIN = {f"resnet20, rate {rate:g}": {"model": "resnet20", "lr": rate} for rate 
 FORMER = "the former default"
 NOTES = [
     "chosen: what mereo train chooses with no option, its time measured on this machine. grid: batches of"
-    f" {' and '.join(map(str, BATCHES))} and rates of {' and '.join(map(str, RATES))} for as many epochs, and"
+    f" {' and '.join(map(str, BATCHES))} and rates of {' and '.join(map(str, RATES))} for the same epochs, and"
     f" {' and '.join(map(str, SIDES))} pixels and {' and '.join(PLAIN)} for as long; the best is taken on the test"
     " images, which favours the grid.",
     "The rules were fitted to these sets, with one seed; on others the difference may be larger.",
-    f"{FORMER}: batches of 128 at 0.001, with as many epochs as chosen.",
+    f"{FORMER}: batches of 128 at 0.001, with the chosen number of epochs.",
 ]
 
 
 def grid(config: TrainConfig) -> dict[str, dict[str, Any]]:
-    """The batches and rates to compare with the chosen ones, by label, for as many epochs.
+    """The batches and rates to compare with the chosen ones, by label, for the same number of epochs.
 
     The chosen ones are a point of the grid or between its points.
     """
@@ -62,7 +62,7 @@ def _given(data: str, settings: Settings) -> dict[str, Any]:
 
 
 def _first(given: dict[str, Any], folder: Path) -> TrainConfig:
-    """The settings chosen at the beginning; those of an earlier start, if there was one, because times differ."""
+    """The settings chosen at the beginning; an earlier start's settings, if there was one, because times differ."""
     path = folder / "first.yaml"
     if path.exists():
         return TrainConfig.from_yaml(path)
@@ -72,7 +72,7 @@ def _first(given: dict[str, Any], folder: Path) -> TrainConfig:
 
 
 def _as_long(changes: dict[str, Any], given: dict[str, Any], run: RunFolder) -> TrainConfig:
-    """The settings with another size or network, chosen for the same time, or those of its run where it has begun."""
+    """The settings with another size or network, chosen for the same time, or its run's settings if it has begun."""
     if run.config.exists():
         return TrainConfig.from_yaml(run.config)
     own = {**given, **changes}

@@ -126,7 +126,7 @@ def make_folder(path: Path, kind: str, count: int | None = None) -> Path:
     Args:
         path: to write to.
         kind: one of KINDS.
-        count: images of each class; by default those of the kind.
+        count: images of each class; by default the kind's own number.
     """
     draw, names, usual, side = KINDS[kind]
     options: dict[str, Any] = {"quality": 90}

@@ -103,7 +103,7 @@ def _load(path: Path, device: torch.device) -> CapsuleClassifier:
 
 
 def _networks(settings: Settings) -> dict[str, RunFolder]:
-    """The runs of the routed and the unrouted network, trained where there are none."""
+    """The runs of the routed and the unrouted network, which are trained if they do not exist."""
     asked = {name: value for name in TRAINING if (value := getattr(settings, name)) is not None}
     output = str(settings.folder.parent)
     plan = ("kiefer_routing", KIEFER_ROUTING, 1, output, {"data": settings.data}, list(NETWORKS.variants))

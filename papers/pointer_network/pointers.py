@@ -112,7 +112,7 @@ def _tours(settings: Settings, made: dict[str, Any]) -> None:
             curves.setdefault(name, {})[number] = row[f"{name} over"]
         rows.append(row)
     made["tables"]["Mean length of tours, trained on 5 to 20 points"] = rows
-    made["notes"].append("'over' is by how much tours are longer than the shortest, else than those of 2-opt.")
+    made["notes"].append("'over' is how much longer tours are than the shortest ones, or else than 2-opt's.")
     _draw(curves, "points", "longer than the shortest or 2-opt", settings.folder / TOURS)
     made["pictures"].append(TOURS)
 

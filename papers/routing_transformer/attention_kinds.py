@@ -46,7 +46,7 @@ MIXERS: dict[str, Callable[[int, int], nn.Module]] = {
 
 
 def make_blocks(name: str, depth: int, context: int, side: int) -> list[DecoderBlock]:
-    """So many blocks around mixers of one kind; their scores start away from zero."""
+    """Blocks around mixers of one kind; their scores start away from zero."""
     blocks = [DecoderBlock(DIM, MIXERS[name](context, side), HIDDEN) for _ in range(depth)]
     for block in blocks:
         for parameter in block.mixer.parameters():

@@ -14,7 +14,7 @@ from papers.common.long_sequences import LENGTHS, causal_sdpa
 
 
 def _clusters(setting: Setting) -> int:
-    """As many clusters as each has members, where the cost is least."""
+    """The number of clusters that equals the number of members of each: the cost is least there."""
     return round(setting.size("tokens") ** 0.5)
 
 

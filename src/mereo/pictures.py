@@ -79,7 +79,7 @@ def grid_of_panels(
     Args:
         count: panels of a block.
         across: most panels next to each other.
-        panel, margin: width and height of a panel, and those of the rest of the figure, in inches.
+        panel, margin: width and height of a panel and of the rest of the figure, in inches.
         blocks: one below the other.
         given: to matplotlib's `subplots`.
     """
@@ -141,7 +141,7 @@ def png_of(figure: Any) -> bytes:
 
 
 def with_palette(png: bytes) -> bytes:
-    """A PNG with 256 colours, of which its file is a third as large; for pages that hold many."""
+    """A PNG with 256 colours, whose file is a third as large; for pages with many pictures."""
     from PIL import Image
 
     content = io.BytesIO()

@@ -229,7 +229,7 @@ QUICK = (
 class OfRows(ImageClassifier):
     """Rows of a table as square images, because the checks of scikit-learn are on tables."""
 
-    # The parameters are those of the base.
+    # The parameters are the base's.
     __init__ = ImageClassifier.__init__
 
     def _images(self, rows):

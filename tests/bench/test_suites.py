@@ -1,4 +1,4 @@
-"""Suites of the generative room at sizes of a test: contenders agree, and what cannot be had is left out."""
+"""Suites of the generative room at sizes of a test: contenders agree, and unavailable ones are left out."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The help of training: every option in one group, those of daily use first."""
+"""The help of training: every option in one group, options of daily use first."""
 
 import re
 

@@ -61,7 +61,7 @@ def _own_networks() -> Iterator[None]:
 
 
 def larger_size(case: Case, down: int, across: int) -> tuple[int, int]:
-    """A size of images for which the network can be made, at least so much larger than that of the tiny preset."""
+    """An image size that the network takes, larger than the tiny preset's by at least `down` and `across`."""
     model = tiny(case)
     height, width = (
         -(-(side + more) // step) * step

@@ -1,4 +1,4 @@
-"""The table of docs/architecture.md of where one exchange holds is that of the code; new mechanisms may be missing."""
+"""The table in docs/architecture.md of where one exchange holds agrees with the code; new mechanisms may be missing."""
 
 import re
 

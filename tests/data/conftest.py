@@ -22,7 +22,7 @@ def images() -> ImageSet:
 
 @pytest.fixture
 def make_folder(tmp_path: Path) -> Callable[..., Path]:
-    """make_folder("train/cat=3", "train/dog=2") writes so many pictures."""
+    """make_folder("train/cat=3", "train/dog=2") writes 3 and 2 pictures."""
 
     def make(*counts: str, name: str = "pictures", channels: int = 3) -> Path:
         root = tmp_path / name

@@ -132,7 +132,7 @@ def test_efficient_mnist_erases_a_square_and_squishes_in_width_only() -> None:
 def test_efficient_mnist_draws_what_it_says() -> None:
     drawn = EfficientMnist().draw(2000, 28, 28, generator())
     turned = drawn[:, 0] != 0
-    # Half of the images, but for those of less than a degree.
+    # Half of the images, except for rotations below a degree.
     assert 0.42 < turned.float().mean() < 0.5
     degrees = drawn[:, 0] * 180 / torch.pi
     assert degrees.abs().max() < 30 and torch.allclose(degrees, degrees.round(), atol=1e-4)

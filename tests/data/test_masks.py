@@ -37,7 +37,7 @@ def write(root: Path, place: str, count: int, first: int = 0) -> None:
 
 
 def check(images: torch.Tensor, masks: torch.Tensor) -> None:
-    """Assert that masks are those of their images, whatever was done to both."""
+    """Assert that masks fit their images, whatever was done to both."""
     assert masks.dtype == torch.int64 and set(masks.unique().tolist()) <= {-1, 0, 1, 2} and (masks >= 0).any()
     known = masks >= 0
     assert torch.equal((images[:, 0] * 255 / 50).round().long()[known], masks[known])

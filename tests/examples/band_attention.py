@@ -1,7 +1,7 @@
 """Band attention: a token attends to the tokens at most `radius` places away.
 
 Source: arXiv:2004.05150, section 3.1 (sliding window).
-Cost: here that of dense attention with a mask; a kernel for bands takes 4 N (2 radius + 1) D FLOPs.
+Cost: here as dense attention with a mask; a kernel for bands takes 4 N (2 radius + 1) D FLOPs.
 """
 
 import torch

@@ -42,6 +42,6 @@ def rezero(model: nn.Module) -> nn.Module:
     Args:
         model: the branch f; its output has the shape of its input.
 
-    Shapes: those of `model`.
+    Shapes: as for `model`.
     """
     return Residual(model)

@@ -1,7 +1,7 @@
 """Top-k attention: a token attends to the `k` tokens that fit it best.
 
 Source: arXiv:1912.11637, section 2.2.
-Cost: that of dense attention and one top-k over the senders of each receiver.
+Cost: as dense attention, and one top-k over the senders of each receiver.
 """
 
 import torch

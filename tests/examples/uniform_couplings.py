@@ -33,7 +33,7 @@ def uniform_couplings(model: nn.Module) -> AbstractContextManager[None]:
     Args:
         model: any network with couplings.
 
-    Shapes: those of `model`.
+    Shapes: as for `model`.
     """
 
     def mean(couplings: Tensor) -> Tensor:

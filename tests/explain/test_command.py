@@ -160,7 +160,7 @@ def test_names_of_files_are_harmless() -> None:
     assert file_name(1, "Kätzchen ü.png") == file_name(1, "Ka\u0308tzchen u\u0308.png") == "0001-Kätzchen_ü"
     assert file_name(2, "名前 (1).png") == "0002-名前_1_"
     assert file_name(3, "\udcff.png") == "0003-_"
-    # Other characters of the name, and those of the file that is written first, need room in 255 bytes.
+    # Other characters of the name, and of the file that is written first, need room in 255 bytes.
     assert len(file_name(1, "x" * 300).encode()) < 200 > len(file_name(1, "名" * 300).encode()) > 100
 
 

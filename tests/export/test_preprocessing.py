@@ -1,4 +1,4 @@
-"""The preprocessing of a file of pixels, and that which the model card describes, are those of `mereo predict`."""
+"""A file that takes pixels, and the model card, preprocess images as `mereo predict` does."""
 
 import re
 from pathlib import Path

@@ -114,7 +114,7 @@ def test_float32(d: int) -> None:
     expected = log_vmf_normaliser(d, k.double()), mean_resultant_length(d, k.double())
     single = log_vmf_normaliser(d, k), mean_resultant_length(d, k)
     together = log_vmf_normaliser_and_slope(d, k)
-    # The normaliser is that of kappa 0, which is large in many dimensions, less what grows: either is rounded.
+    # The normaliser at kappa 0, which is large in many dimensions, minus a growing term: both are rounded.
     scales = expected[0].abs() + abs(log_c(d, 0.0)) + 1, torch.ones_like(expected[1])
     for found, rounding in ((single, 1e-7), ((together[0], together[1] * k), 1e-6)):
         for x, y, scale in zip(found, expected, scales, strict=True):

@@ -47,7 +47,7 @@ def sphere(d: int) -> tuple[Tensor, Tensor]:
 
 
 def within(values: Tensor, expected: Any, errors: float = 4) -> None:
-    """The mean of values over their first axis is within so many standard errors of what is expected."""
+    """The mean of values over their first axis is within a few standard errors of the expected value."""
     standard = values.std(0) / len(values) ** 0.5 + 1e-12
     assert ((values.mean(0) - expected).abs() <= errors * standard).all()
 

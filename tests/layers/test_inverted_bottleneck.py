@@ -24,7 +24,7 @@ def trained(*sizes: int, **options: str) -> InvertedBottleneck:
 
 
 def by_loops(block: InvertedBottleneck, x: Tensor, before: int) -> Tensor:
-    """The equations, cell by cell, with zeros so many cells before the map."""
+    """The equations, cell by cell, with a given number of zero cells before the map."""
 
     def norm(value: Tensor, layer: nn.BatchNorm2d) -> Tensor:
         return (value - layer.running_mean) / (layer.running_var + layer.eps).sqrt() * layer.weight + layer.bias

@@ -16,7 +16,7 @@ NAMES = tuple(f"digit {i}" for i in range(10))
 
 @pytest.fixture
 def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> mereo.models.CapsuleClassifier:
-    """A package whose only weights are those of a small network, for two colours of digits."""
+    """A package whose only weights belong to a small network, for two colours of digits."""
     monkeypatch.setattr(pretrained, "FOLDER", tmp_path)
     torch.manual_seed(0)
     model = mereo.create_model("mspcaps_tiny", num_classes=10, in_chans=3).eval()

@@ -15,7 +15,7 @@ def test_corners_are_objects_times_places() -> None:
     data = make_corners(300, torch.Generator().manual_seed(0), 0.3, 0.0)
     assert data.children[..., 2, :].unique(dim=0).shape[0] > 0 and (data.children[..., 2, :2] == 0).all()
     assert (data.labels[~data.mask] == 0).all() and data.mask.any(1).all()
-    # The four corners of a square have one linear part, and the mean of their places is that of the object.
+    # The four corners of a square have one linear part, and the mean of their places is the object's.
     whole = (data.labels[:, :4] == 1).all(1)
     linear = data.children[whole, :4, :2, :2]
     assert (linear - linear.mean(1, keepdim=True)).std() < 1.1 * NOISE

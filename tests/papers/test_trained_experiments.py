@@ -76,7 +76,7 @@ def test_two_heads_are_compared_on_the_same_maps(tmp_path: Path, capsys: pytest.
         assert frozen.keys() == state.keys()
         assert all(torch.equal(tensor, state[key]) for key, tensor in frozen.items()), name
 
-    # One network is lost: the others are not trained again, and all results are those of before.
+    # One network is lost: the others are not trained again, and all results are as before.
     (tmp_path / "capsule_head-digits" / "capsules-frozen.safetensors").unlink()
     capsys.readouterr()
     again = reproduce("capsule_head", tmp_path)

@@ -12,7 +12,7 @@ _loaded: dict[Path, Mechanism] = {}
 
 
 def files(room: str = "") -> list[Path]:
-    """Examples, without their tests: the mechanisms, or those of the folder "models", "data" or "tasks"."""
+    """Examples, without their tests: the mechanisms, or examples in the folder "models", "data" or "tasks"."""
     return sorted(path for path in (FOLDER / room).glob("*.py") if not path.stem.endswith("_tests"))
 
 

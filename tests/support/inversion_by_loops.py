@@ -28,7 +28,7 @@ class Loops:
     """(m, n) each"""
     owner: list[int]
     directions: Tensor
-    """(m, d), 0 where there is none"""
+    """(m, d), 0 without a direction"""
     there: list[bool]
 
     @property

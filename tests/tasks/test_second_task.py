@@ -217,7 +217,7 @@ def test_an_exported_network_keeps_its_task(call):
     model = mereo.load("net")
     assert model.metadata["task"] == "brightness" and model.num_classes == QUARTERS
     card = Path("net/README.md").read_text()
-    assert "test error" in card and "those of the task brightness" in card and "image-classification" not in card
+    assert "test error" in card and "belong to the task brightness" in card and "image-classification" not in card
     code, out, err = call("predict", "image.png", "--weights", "net", "--json")
     assert code == 0 and json.loads(out)["predictions"][0].keys() == {"path", "quarters"}
     code, out, err = call("export", "runs/run", "--to", "torch", "--precision", "bf16", "--limit", "20", "--out", "low")

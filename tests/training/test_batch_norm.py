@@ -32,7 +32,7 @@ def alone(tensor):
 
 
 class Processes:
-    """As many threads as there are shares, each of which sums over all of them."""
+    """One thread for each share; every thread sums over all shares."""
 
     def __init__(self, count):
         self.barrier, self.tensors = Barrier(count), [torch.zeros(0)] * count

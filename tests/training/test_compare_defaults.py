@@ -45,7 +45,7 @@ def test_epochs_and_batch_size_are_those_of_the_first_network_and_the_rate_is_it
     again, said = choose(tmp_path, GIVEN, SMALL, "resnet20")
     plans = [make_plans(plan_runs(make_with(each), "compare", 1, "runs", GIVEN)) for each in (variants, again)]
     assert [plan.config for plan in plans[0].values()] == [plan.config for plan in plans[1].values()]
-    assert said == [f"settings that are not given are those of {tmp_path / 'defaults.json'}"]
+    assert said == [f"settings that are not given are taken from {tmp_path / 'defaults.json'}"]
 
 
 def make_with(variants: Mapping[str, Variant]) -> Study:
@@ -77,7 +77,7 @@ def test_a_file_that_is_none_of_ours_is_replaced(tmp_path, text):
     given = {"data": "digits", "limit": 64, "epochs": 3}
     choose(tmp_path, given, SMALL)
     assert choose(tmp_path, given, SMALL)[1] == [
-        f"settings that are not given are those of {tmp_path / 'defaults.json'}"
+        f"settings that are not given are taken from {tmp_path / 'defaults.json'}"
     ]
 
 

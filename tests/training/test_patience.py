@@ -1,4 +1,4 @@
-"""Early stopping: after so many epochs without a better one, also over a resumed run."""
+"""Early stopping: after `patience` epochs without a better one, also over a resumed run."""
 
 import csv
 

@@ -197,7 +197,7 @@ def test_weights_that_timm_does_not_have(small_config, published, changes, fact)
 
 def test_published_weights_without_a_network(small_config, published):
     published.missing = True
-    with pytest.raises(UsageError, match=r"could not be had .*give their file as weights"):
+    with pytest.raises(UsageError, match=r"could not be loaded .*give their file as weights"):
         prepare(plain(small_config, weights="timm"))
 
 

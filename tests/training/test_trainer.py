@@ -156,7 +156,7 @@ def test_an_average_is_what_gets_saved(small_config, silent):
     averaged = train(small_config(name="averaged", ema_decay=0.9), silent)
     state, _ = load_tensors(averaged.folder.state)
     assert torch.equal(state["average/head.weight"], weights_of(averaged.folder)["head.weight"])
-    # The weights under the average are those of the plain run: averaging only watches.
+    # The weights under the average equal the plain run's: averaging does not change training.
     assert torch.equal(state["model/head.weight"], weights_of(plain.folder)["head.weight"])
 
 

@@ -31,10 +31,10 @@ def _arguments(name: str, narrow: bool) -> dict[str, Any]:
 
 @cache
 def small(name: str, narrow: bool = True) -> dict[str, Any] | None:
-    """Arguments that make a preset small and keep its depth; None where its own do not allow it.
+    """Arguments that make a preset small and keep its depth; None if its own arguments do not allow it.
 
     Args:
-        narrow: whether widths are those of the tiny preset; else only the images are small.
+        narrow: whether widths come from the tiny preset; else only the images are small.
     """
     import torch
 
@@ -54,7 +54,7 @@ def small(name: str, narrow: bool = True) -> dict[str, Any] | None:
 
 @cache
 def largest(family: str) -> str:
-    """The largest preset of a family that can be made narrow; that with the tiny preset where none can."""
+    """The largest preset of a family that can be made narrow; the tiny preset if none can."""
     names = sorted((n for n, e in MODELS.items() if e.family == family), key=lambda n: -MODELS[n].parameters)
     return next((name for name in names if small(name) is not None), families()[family].name)
 

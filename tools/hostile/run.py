@@ -156,7 +156,7 @@ def prepare() -> Path:
 
 
 def run(orders: list[tuple[str, int]], seed: int, jobs: int, longest: float = 60.0) -> Iterator[Verdict]:
-    """Verdicts of tries (area, number), as they end, so many at a time, each ended after `longest` seconds."""
+    """Verdicts of tries (area, number), as they end; `jobs` run at a time, each at most `longest` seconds."""
     ground, waiting = prepare(), list(reversed(orders))
     running: dict[int, tuple[str, int, Path, float]] = {}
     try:

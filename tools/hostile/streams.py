@@ -181,7 +181,7 @@ def lists(random: Random) -> Try:
 
 
 def patterns(random: Random) -> Try:
-    """Patterns of files and names of the hub, most of which name nothing or far too much."""
+    """Patterns of files and names of the hub; most name nothing or far too much."""
     Path("odd").mkdir()
     for split in ("train", "val"):
         for n in range(2):

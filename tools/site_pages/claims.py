@@ -1,4 +1,4 @@
-"""The page of claims, put together from those of the papers."""
+"""The page of claims, put together from the papers' pages."""
 
 import re
 

@@ -73,7 +73,7 @@ def task_row(task: type[Task]) -> tuple[str, ...]:
 
 
 def section(task: type[Task]) -> str:
-    """The section of one task: its docstring, its losses, and that of its file."""
+    """The section of one task: its docstring, its losses, and its file's docstring."""
     home = task.__module__
     losses = f"**Losses** (`--loss`): {_fields(task.losses)}.\n" if task.losses else ""
     code = f"Code: `src/{home.replace('.', '/')}.py`.\n"

@@ -17,7 +17,7 @@ from site_pages.tables import arguments, table
 
 INTRODUCTION = """# Networks
 
-Every network of images takes any number of classes and channels, and any size that its architecture allows; those of
+Every network of images takes any number of classes and channels, and any size that its architecture allows; networks of
 tokens read sequences of any length, unless they state a longest one. `mereo models`
 prints this table too; `mereo train --dry-run --model NAME` also prints the time and memory of a training step.
 

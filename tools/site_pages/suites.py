@@ -7,7 +7,7 @@ from site_pages.tables import table
 
 INTRODUCTION = """# Suites
 
-The suites of `mereo bench`, those of single papers last: they are in `papers/` of the repository. `--sizes` changes the
+The suites of `mereo bench`, single papers last: their suites are in `papers/` of the repository. `--sizes` changes the
 sizes; your own contender takes the inputs before the arrow and returns the result after it.
 
 """

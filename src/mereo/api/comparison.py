@@ -28,7 +28,7 @@ from mereo.training.run_folder import RunFolder
 SETTINGS = ("epochs", "limit", "batch_size", "lr", "img_size", "warmup_epochs", "precision", "augment")
 """Settings of a comparison that its table names."""
 INSERTED_IN = "resnet20"
-"""The network of a comparison of mechanisms where none is given."""
+"""The network in which mechanisms are compared by default."""
 Say = Callable[[str], None]
 Measured = Mapping[str, Mapping[str, float | None]]
 

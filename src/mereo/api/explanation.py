@@ -107,7 +107,7 @@ class Explanations(Sequence[Explanation]):
         """The picture of one batch as PNG: image, scores, couplings, and which parts voted for the class."""
         batch, asked = self._batches[number], self._asked[number]
         if asked is not None and not isinstance(asked, Tensor):
-            raise UsageError("target is a function, of which no picture of scores is drawn; draw occlusion_map.heat.")
+            raise UsageError("target is a function, whose scores cannot be drawn; draw occlusion_map.heat.")
         with tempfile.TemporaryDirectory(prefix="mereo-explain-") as folder:
             path = Path(folder) / "explanation.png"
             draw_explanation(
@@ -268,7 +268,7 @@ def _write_pointers(trained: Trained, paths: list[Path], out: Path, only: Sequen
     """The couplings of a network of pointers for files of sets of points."""
     if (single := _single_kind(out, only)) == "page" or set(only) - {"picture"}:
         what = "page" if single == "page" else next(kind for kind in only if kind != "picture")
-        raise UsageError(f"only is {what!r}, and {trained.source} reads points, of which only the picture is drawn.")
+        raise UsageError(f"only is {what!r}, and {trained.source} reads points, for which only the picture is drawn.")
     picture = out / "pointers.png" if single is None else out
     check_outputs("out", [picture], [*paths, trained.source])
     with reading(*paths, trained.source):
@@ -276,7 +276,7 @@ def _write_pointers(trained: Trained, paths: list[Path], out: Path, only: Sequen
 
 
 def _enlargement(paths: list[Path], sides: Sequence[int]) -> int:
-    """The factor by which images are shown larger than the network's input; files of few pixels limit it."""
+    """How many times larger than the network's input images are shown; files of few pixels limit it."""
     held = LARGEST
     for path in paths:
         with path.open("rb") as stream, Image.open(stream, formats=FORMATS) as image:

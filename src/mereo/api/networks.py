@@ -99,7 +99,7 @@ def trained_network(model: Any, device: str = "auto", *, points: bool = False, i
             newest run, else the bundled digits.
         device: to run on; with "auto" a network stays where it is.
         points: a network that reads points is as welcome.
-        images: what the network is used on; the size of tensors and arrays is that of a network that states none.
+        images: what the network is used on; a network without a stated size gets the size of tensors and arrays.
     """
     source: Path | None = None
     if isinstance(model, Trained):

@@ -102,7 +102,7 @@ class Predictions(Sequence[Prediction]):
     def write(self, out: str | Path) -> list[Path]:
         """Write the answers of a classifier: a folder with a table and a picture of the errors, or a table (.csv)."""
         if self.answers is None:
-            raise UsageError("there are no answers to write: the predictions are a part, or not those of a classifier.")
+            raise UsageError("there are no answers to write: the predictions are only a part, or not a classifier's.")
         if Path(out).suffix.lower() == ".csv":
             self.written = [write_table(Path(out), *prediction_rows(self.answers))]
         else:

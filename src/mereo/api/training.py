@@ -173,10 +173,10 @@ def train(
         config: a configuration file, a run folder to repeat, or a configuration; the other arguments override it.
         report: shows the progress.
         data: a data set, a folder of images or another source that the command takes; or a pair (images, labels), or
-            (images, masks) with masks (n, height, width), of arrays or tensors, of which a fifth is set aside for
+            (images, masks) with masks (n, height, width), of arrays or tensors; a fifth of them is set aside for
             testing.
         quiet: print nothing.
-        options: those of the command, such as model, epochs, batch_size, lr, img_size, recipe, resume. `model` may also
+        options: of the command, such as model, epochs, batch_size, lr, img_size, recipe, resume. `model` may also
             be a network of timm, torchvision or your own: a copy of it is trained from the weights that it has, and is
             then `run.model.network`. With `dry_run` the figures are printed and None is returned.
 
@@ -208,7 +208,7 @@ def train(
 def _train(
     config: TrainConfig, given: Mapping[str, Any], info: DatasetInfo | None, *, from_file: bool, report: Report
 ) -> RunResult | None:
-    """The result of a training with its announcements; None where only its cost was to be printed.
+    """The result of a training with its announcements; None if only its cost was to be printed.
 
     Args:
         config: of the training.

@@ -90,7 +90,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """PyTorch on `count` threads; the former number is restored."""
+    """PyTorch on `count` threads; the previous number is restored."""
     import torch
 
     before = torch.get_num_threads()

@@ -64,7 +64,7 @@ def _one_file(options: ExportOptions) -> None:
 
 
 def _into_folder(options: ExportOptions, out: Path, file: Path | None = None) -> None:
-    """Write and check all forms in a folder, of which the only one is moved to `file` where that is given."""
+    """Write and check all forms in a folder; a single one is moved to `file` if that is given."""
     if out.is_file():
         raise UsageError(f"out is {out}, which is a file; give a folder, or a name that ends in {', '.join(ONE_FILE)}.")
     from mereo.export.forms import check_forms, output_files

@@ -1,4 +1,4 @@
-"""Help of a command with many options: a box for each group of them, those of daily use first."""
+"""Help of a command with many options: a box for each group of options, the options of daily use first."""
 
 import re
 from collections.abc import Mapping, Sequence

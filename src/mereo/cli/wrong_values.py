@@ -50,7 +50,7 @@ def reworded(message: str, options: type, words: Sequence[str]) -> str:
         # An option of several names is shown by the one that was used.
         names = choice[2].split("/")
         name = next((n for n in names if any(word.partition("=")[0] == n for word in words)), names[0])
-        # The parser lists None where an option has no default, and the others in any order.
+        # The parser lists None if an option has no default, and the others in any order.
         choices = sorted(each for each in re.findall(r"'([^']*)'", choice[3]) if each != "None")
         try:
             check_choice(name[2:].replace("-", "_"), choice[1], choices)

@@ -1,4 +1,4 @@
-"""Losses that modules add to the one that is minimised, such as the balance of routed heads, under their names."""
+"""Named losses that modules add to the training loss, such as the balance of routed heads."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,14 +17,14 @@ class AddedLoss(nn.Module):
 
     loss = loss of the task + sum over names of weight * (sum or mean over the terms of that name)
 
-    The module calls it in its forward pass, in training only, with the term; `added_losses` takes what was recorded.
+    In training, the module calls it with the term in its forward pass; `added_losses` collects the recorded terms.
 
     Args:
         name: under which the terms of all layers are put together, reported and weighted.
         loss_weight: factor in the loss.
         across: whether the terms of that name are summed, or their mean is taken.
 
-    A subclass may record something else than the term, and make the term from it and the labels in `term`.
+    A subclass may record another value, and compute the term from it and the labels in `term`.
     """
 
     def __init__(self, name: str, loss_weight: float = 1.0, *, across: str = "sum") -> None:
@@ -35,7 +35,7 @@ class AddedLoss(nn.Module):
         self.recorded: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has nothing of the last step, whose graph could not be copied.
+        # A copy drops the values of the last step, because their graph cannot be copied.
         return {**self.__dict__, "recorded": None}
 
     def forward(self, recorded: Any) -> None:
@@ -43,7 +43,7 @@ class AddedLoss(nn.Module):
             self.recorded = recorded
 
     def term(self, recorded: Any, labels: Tensor | None) -> Tensor | None:
-        """The term, (), of what was recorded; None where the labels are of a kind that it is not for."""
+        """The term, (), from the recorded value; None if it is not for labels of this kind."""
         term: Tensor = recorded
         return term
 
@@ -57,9 +57,9 @@ def added_losses(model: nn.Module, labels: Tensor | None = None) -> dict[str, Te
     In a training loop of your own: `loss = loss + sum(mereo.added_losses(model).values())`.
 
     Args:
-        labels: of the images, for terms that depend on them; without, these are left out.
+        labels: of the images, for terms that depend on them; without labels these terms are left out.
 
-    Shapes: () each. Empty in evaluation, and where the losses were taken already.
+    Shapes: () each. Empty in evaluation, and if the losses were taken already.
     """
     terms: dict[str, list[Tensor]] = {}
     factors: dict[str, tuple[float, str]] = {}
@@ -85,13 +85,13 @@ def loss_weights(model: nn.Module) -> dict[str, float]:
 
 
 def weigh_losses(model: nn.Module, weights: Mapping[str, float]) -> None:
-    """Give the losses that the modules of a network add other weights, in place.
+    """Set the weights of the losses that the modules of a network add, in place.
 
     Args:
         weights: by name.
 
     Raises:
-        UsageError: for a name of which the network adds none, and a weight below 0.
+        UsageError: for the name of a term that the network does not add, and for a weight below 0.
     """
     known = loss_weights(model)
     for name, weight in weights.items():

@@ -39,7 +39,7 @@ RECORDS = ("couplings", "gates", "states", "kept tokens", "nothing")
 
 PROMISES: dict[str, str] = {
     "normalised": "the recorded couplings sum to one along `over` (along both axes together for 'both')",
-    "masks": "takes mask, bool (batch, senders): senders with False change nothing; without any the output is finite",
+    "masks": "takes mask, bool (batch, senders): senders with False change nothing; if all are, the output is finite",
     "any sender order": "permuting the senders changes nothing",
     "any receiver order": "permuting the receivers permutes the output in the same way",
     "causal": "no output depends on a later sender",
@@ -53,7 +53,7 @@ PROMISES: dict[str, str] = {
 """The promises of mechanisms, each with what the conformance tests check."""
 
 COMMON = ("compile", "export", "half precision", "couplings only")
-"""Promised by every mechanism that does not give a reason in `lacks`; the last by those that record couplings."""
+"""Promised by every mechanism that does not give a reason in `lacks`; the last one only if it records couplings."""
 
 INTERFACES: dict[str, str] = {
     "tokens": "(batch, tokens, dim) -> the same",
@@ -98,16 +98,16 @@ class Mechanism:
         records: what `mereo.record` shows: "couplings", "gates", "states", "kept tokens" or "nothing".
         also_records: further kinds that it shows.
         promises: the names in `PROMISES` that hold for it.
-        lacks: those of `COMMON` that do not hold, each with the reason.
+        lacks: the names in `COMMON` that do not hold, each with the reason.
         zero_gradients: parameters whose gradient may be zero, each with the reason.
         sender_axes: the axis that counts senders, by input (its position, "0") and parameter (its name).
-        receiver_axes: the axis that counts receivers, in the same form, and that of the "output".
+        receiver_axes: the axis that counts receivers, in the same form, also of the "output".
         tuple_size: how many senders a coupling joins: 2 where all pairs of senders have couplings.
-        largest_input: inputs multiplied by up to this give finite outputs.
-        reconstruction: why it is a reconstruction, where the equations of its source were not available; "" if not.
+        largest_input: the largest factor of the inputs for which outputs must be finite.
+        reconstruction: why it is a reconstruction (its source's equations were not available); "" if it is none.
         interface: one of `INTERFACES`, or None for a mechanism that fits no slot; see `why_no_interface`.
         channels_last: whether its maps are (batch, height, width, channels); slots convert them.
-        aliases: other names by which it is found.
+        aliases: other names under which it is found.
     """
 
     name: str
@@ -271,7 +271,7 @@ _NEEDED_BY = {
     "sender_axes": ("any sender order", "any length", "masks", "causal"),
     "receiver_axes": ("any receiver order", "causal", "streaming"),
 }
-"""Promises that are tested along the axes of an argument."""
+"""For each argument that names axes, the promises that are tested along these axes."""
 
 
 def _check_promises(promises: Collection[str], *, over: str | Depends[str], **axes: Mapping[str, int]) -> None:

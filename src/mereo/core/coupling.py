@@ -2,7 +2,7 @@
 
 Whether couplings sum to one over the senders (attention: each receiver divides its attention) or over the receivers
 (routing: each part divides its vote among wholes) is the argument `over`. Because every mechanism makes its couplings
-here and uses them unchanged, `mereo.core.record` sees what acts and `mereo.core.intervene` changes it.
+here and uses them unchanged, `mereo.core.record` sees the couplings in use and `mereo.core.intervene` changes them.
 
 The one exception: the posterior shares of densities in `mereo.generative` (a mixture's responsibilities, Sinkhorn's
 assignments) are derived from a joint density together with its bound. Replacing only them would leave a bound that
@@ -55,7 +55,7 @@ class Coupling(Observable):
 
     Reads as:
         couplings[b, h, r, s]: the share of sender s in what receiver r becomes. A pair that is masked out gets
-        exactly 0, and so does a line with every pair masked out: never NaN.
+        exactly 0; if a whole row or column is masked out, it is 0 too, not NaN.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Coupling(Observable):
 
     @property
     def is_plain_softmax(self) -> bool:
-        """Whether this is the coupling that fused attention computes, but for the topology."""
+        """Whether this is the coupling that fused attention computes, apart from the topology."""
         return self.over == "senders" and self.normaliser == "softmax" and self.temperature == 1.0
 
     def normalise(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -186,5 +186,5 @@ class Coupling(Observable):
 
 
 def _fitting(grid: Grid | None, count: int) -> Grid | None:
-    """The positions, unless they are of another number, such as those of images of another size."""
+    """The positions, or None if they are of another number, such as the positions for another image size."""
     return grid if grid is not None and grid.size == count else None

@@ -15,7 +15,7 @@ from mereo.core.squash import accumulation_type
 from mereo.errors import check_positive
 
 SMALLEST = 1e-12
-"""Squared length that a shorter vector counts as; a vector of zeros reflects nothing."""
+"""Least squared length: shorter vectors count as this long, and a vector of zeros reflects nothing."""
 
 
 def reflect(x: Tensor, vector: Tensor) -> Tensor:
@@ -30,8 +30,8 @@ def reflect(x: Tensor, vector: Tensor) -> Tensor:
 def product_of_reflections(vectors: Tensor) -> Tensor:
     """H(b_0) H(b_1) ... H(b_{n-1}), computed in float32 at least.
 
-    Where reflections need not be plain operations, in the compact form I - U T U^T with one triangular system, U the
-    unit vectors as columns and T^-1 the part of U^T U above its diagonal and 1/2 on it.
+    Computed in the compact form I - U T U^T with one triangular system, except in exports. U has the unit vectors as
+    columns; T^-1 is the part of U^T U above the diagonal, with 1/2 on the diagonal.
 
     Shapes: vectors (..., reflections, dim) -> (..., dim, dim).
     """
@@ -44,11 +44,11 @@ def product_of_reflections(vectors: Tensor) -> Tensor:
             matrix = reflect(matrix, vector.unsqueeze(-2))
         return matrix.to(vectors.dtype)
     kind = wide.device.type
-    # Products in half precision would lose the right angles.
+    # Products in half precision would lose orthogonality.
     with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
         units = wide * wide.square().sum(-1, keepdim=True).clamp(min=SMALLEST).rsqrt()
         inner = (units @ units.transpose(-1, -2)).triu(1)
-        # A vector of zeros has no unit vector, and its row and column do nothing.
+        # A vector of zeros gives a row of zeros in `units`, which changes nothing.
         half = torch.full_like(inner[..., 0], 0.5).diag_embed()
         solved = torch.linalg.solve_triangular(inner + half, units, upper=True)
         return (identity - units.transpose(-1, -2) @ solved).to(vectors.dtype)
@@ -62,7 +62,7 @@ class HouseholderMatrix(nn.Module):
     Args:
         dim: rows and columns.
         reflections: how many; `dim` of them reach every orthogonal matrix whose determinant is (-1)^dim.
-        copies: matrices that are made together; None for one without an axis for it.
+        copies: number of matrices made together; None for one matrix without a leading axis.
 
     Shapes: () -> (dim, dim), or (copies, dim, dim).
 
@@ -80,7 +80,7 @@ class HouseholderMatrix(nn.Module):
         return product_of_reflections(self.vectors)
 
     def for_inference(self) -> nn.Module:
-        """The matrix itself, which changes no more."""
+        """The matrix as a constant."""
         return _Constant(product_of_reflections(self.vectors.detach()))
 
     def extra_repr(self) -> str:

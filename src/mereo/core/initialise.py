@@ -1,4 +1,4 @@
-"""How the linear layers of transformers and the layers of CapsNet start."""
+"""Initial weights of the linear layers of transformers and of the layers of CapsNet."""
 
 from typing import TypeVar
 
@@ -8,7 +8,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def start_linears(module: M) -> M:
-    """Every linear layer of a module, or the layer itself, from a truncated normal of deviation 0.02, biases zero."""
+    """Fill the linear layers of a module, or the layer itself, from a truncated normal (std 0.02), biases with 0."""
     for linear in module.modules():
         if isinstance(linear, nn.Linear):
             nn.init.trunc_normal_(linear.weight, std=0.02)
@@ -18,10 +18,10 @@ def start_linears(module: M) -> M:
 
 
 def start_off_zero(module: nn.Module) -> None:
-    """Biases of feed-forward networks from a normal distribution of deviation 1e-6, as timm starts vision transformers.
+    """Fill biases of feed-forward networks from a normal distribution (std 1e-6), as timm does in vision transformers.
 
     Where all biases are zero, a blank image is zero at every depth, and the derivative of each layer norm is eps^-1/2:
-    those of a deep network overflow float32.
+    the product of all layers of a deep network overflows float32.
     """
     for name, parameter in module.named_parameters():
         if (".feed_forward." in name or ".glu." in name) and name.endswith("bias"):
@@ -29,7 +29,7 @@ def start_off_zero(module: nn.Module) -> None:
 
 
 def start_as_capsnet(*modules: nn.Module | None, std: float = 0.1) -> None:
-    """Every parameter from a truncated normal, biases 0.1, priors of routing 0; as in the authors' code of CapsNet.
+    """Fill parameters from a truncated normal, biases with 0.1, routing priors with 0, as the authors' code of CapsNet.
 
     Source: arXiv:1710.09829.
     """

@@ -1,4 +1,4 @@
-"""Inputs that a mechanism cannot use end in a `UsageError` that names them, whatever operation would fail on them."""
+"""Input checks: inputs that a mechanism cannot use raise a `UsageError` that names them."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ def _misfit(name: str, value: Any, axes: int, floating: bool, like: Tensor | Non
         return f"{name} is {value.dtype}; convert it to floating point, for example with .float()."
     if value.layout != torch.strided:
         return f"{name} is {value.layout}; convert it with .to_dense()."
-    # PyTorch computes with a meta tensor and weights that are none, and returns memory as it is.
+    # PyTorch accepts a meta tensor with real weights, and returns uninitialised memory.
     if like is not None and value.device != like.device:
         return f"{name} is on {value.device} and the weights are on {like.device}; move one of them."
     return None
@@ -49,7 +49,7 @@ def _mismatch(module: nn.Module, named: dict[str, Any]) -> str:
 
 
 def _watched(module: nn.Module) -> bool:
-    """Whether functions of the caller run inside, which fail for reasons of their own."""
+    """Whether functions of the caller run inside, which may fail for other reasons."""
     return any(isinstance(each, Observable) and each.watched for each in module.modules())
 
 
@@ -58,7 +58,7 @@ def _names(forward: Callable[..., Any]) -> Sequence[str]:
 
 
 def check_streamed(name: str, tokens: Tensor, axes: str, samples: int | None) -> None:
-    """UsageError unless tokens have the axes of one call of a stream, and as many samples as the state before them.
+    """UsageError unless tokens have the axes of one call of a stream, and the batch size of the state before them.
 
     Args:
         name: of the module or network.
@@ -69,16 +69,16 @@ def check_streamed(name: str, tokens: Tensor, axes: str, samples: int | None) ->
         raise UsageError(f"{name}: tokens are {tuple(tokens.shape)}; they must be {axes}.")
     if samples is not None and tokens.shape[0] != samples:
         raise UsageError(
-            f"{name}: tokens are of {tokens.shape[0]} samples, and the state of {samples}; give as many of both."
+            f"{name}: tokens are of {tokens.shape[0]} samples, and the state of {samples}; give the same number."
         )
 
 
 def check_inputs(module_class: type[nn.Module], example: Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]) -> None:
-    """Let calls of a class of modules end in a `UsageError` where their inputs do not fit.
+    """Make calls of a class of modules raise a `UsageError` if their inputs do not fit.
 
     Args:
-        example: makes an instance and positional inputs that fit, whose axes and types are those expected. Where
-            arguments of the class decide how many axes inputs have, an instance lists them in `input_axes`.
+        example: makes an instance and valid positional inputs, which state the expected axes and types. If arguments
+            of the class decide how many axes inputs have, an instance lists the numbers in `input_axes`.
     """
     forward = module_class.forward
     names = _names(forward)
@@ -92,7 +92,7 @@ def check_inputs(module_class: type[nn.Module], example: Callable[[], tuple[nn.M
     def checked(self: nn.Module, *inputs: Any, **options: Any) -> Any:
         if torch.compiler.is_compiling() or transformed():
             return forward(self, *inputs, **options)
-        # Finding a parameter takes longer than a small layer; for other devices than "meta" PyTorch's own error does.
+        # Finding a parameter takes longer than a small layer; PyTorch itself reports other devices than "meta".
         like = next(self.parameters(), None) if any(isinstance(x, Tensor) and x.is_meta for x in inputs) else None
         numbers = vars(self).get("input_axes") or [axes for axes, _ in expected()]
         for name, value, axes, (_, floating) in zip(names, inputs, numbers, expected(), strict=False):

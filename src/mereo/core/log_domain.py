@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def masked_logsumexp(x: Tensor, dim: int, mask: Tensor | None = None) -> Tensor:
-    """log sum exp over the entries of `dim` that take part; -inf where none does, with gradient 0.
+    """log sum exp over the entries of `dim` that take part; -inf if none does, with gradient 0.
 
     Shapes: x (..., n, ...), mask bool broadcastable to it, True = takes part -> (..., ...).
     """
@@ -19,7 +19,7 @@ def masked_logsumexp(x: Tensor, dim: int, mask: Tensor | None = None) -> Tensor:
 
 
 def log_mean_exp(x: Tensor, dim: int, mask: Tensor | None = None) -> Tensor:
-    """log of the mean of exp(x) over the entries of `dim` that take part; -inf where none does."""
+    """log of the mean of exp(x) over the entries of `dim` that take part; -inf if none does."""
     if mask is None:
         return x.logsumexp(dim) - math.log(x.shape[dim])
     count = mask.expand_as(x).sum(dim).clamp(min=1)

@@ -1,4 +1,4 @@
-"""The digamma function, also where exporters have none."""
+"""The digamma function, also for exporters that lack it."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch import Tensor
 SHIFT = 6
 """How far arguments are shifted up before the asymptotic series."""
 SERIES = (-1 / 12, 1 / 120, -1 / 252, 1 / 240, -1 / 132, 691 / 32760, -1 / 12)
-"""Of x^-2, x^-4, ...: minus the Bernoulli numbers B_2n / (2 n)."""
+"""Coefficients of x^-2, x^-4, ...: the Bernoulli numbers -B_2n / (2 n)."""
 
 
 def digamma(x: Tensor) -> Tensor:

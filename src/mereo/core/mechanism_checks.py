@@ -1,7 +1,7 @@
-"""What a mechanism promises, as checks that run on any entry; no check knows a name or a family.
+"""The promises of mechanisms, as checks that run on any entry; no check depends on a name or a family.
 
-`CHECKS` holds every check: `applies(entry)` is whether the entry promises it, `run(entry)` raises where the promise
-does not hold.
+`CHECKS` holds every check: `applies(entry)` returns whether the entry promises it, `run(entry)` raises if the
+promise does not hold.
 """
 
 # ruff: noqa: D103 - the names of the checks say what they check.
@@ -31,7 +31,7 @@ CLOSE = {torch.float16: 0.01, torch.bfloat16: 0.05}
 """How far each type may be from float32 on the same weights and inputs, as a share of the largest output."""
 
 NO_GRADIENT = 1e-10
-"""In float64, a gradient below this share of the largest one is zero but for rounding."""
+"""In float64, a gradient below this share of the largest one counts as zero."""
 
 SUM_AXES = {"senders": (-1,), "receivers": (-2,), "both": (-2, -1)}
 
@@ -101,7 +101,7 @@ def to(inputs: Inputs, dtype: torch.dtype) -> Inputs:
 
 
 def backward(output: Tensor) -> None:
-    """From a weighted sum: a plain sum would miss what a norm takes out."""
+    """Backward from a weighted sum: behind a norm the gradient of a plain sum vanishes."""
     weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(3))
     (output * weights.to(output.dtype)).sum().backward()
 
@@ -322,7 +322,7 @@ def shares_of(call: Call) -> Tensor:
 
 
 def shares(entry: Mechanism) -> list[Tensor]:
-    """What the couplings were before the mechanism's own offset and weight."""
+    """The couplings before the mechanism's own offset and weight."""
     module, inputs = build(entry)
     with record(module) as trace:
         module(*inputs)
@@ -330,7 +330,7 @@ def shares(entry: Mechanism) -> list[Tensor]:
 
 
 def value_of(fact: Any, module: nn.Module) -> Any:
-    """A fact as it holds for one instance: an argument is an attribute of the same name, or has its default."""
+    """A fact for one instance: the argument it depends on is an attribute of the same name, or has its default."""
     return getattr(module, fact.on, fact.default) if isinstance(fact, Depends) else fact
 
 
@@ -578,7 +578,7 @@ def forget_kept_tensors() -> None:
             each.cache_clear()
 
 
-# What is written of it.
+# Docstrings.
 
 
 @check(lambda entry: True)
@@ -602,7 +602,7 @@ class Report:
     Attributes:
         mechanism: its name.
         held: names of the checks that hold.
-        failed: those that do not, each with the reason.
+        failed: names of the checks that do not, each with the reason.
     """
 
     mechanism: str
@@ -653,8 +653,8 @@ def check_mechanism(
         example: makes a small instance and its inputs, such as `lambda: (MyAttention(8), (torch.randn(2, 5, 8),))`. For
             a class with the decorator `mereo.core.mechanism` leave it out.
         raises: raise an error with the first check that fails.
-        facts: what it promises, as of the decorator: `promises`, `records`, `over`, `sender_axes`, ... By default it
-            records couplings and promises what is common to all.
+        facts: arguments of the decorator: `promises`, `records`, `over`, `sender_axes`, ... By default it
+            records couplings and promises everything in `COMMON`.
 
     Returns:
         Which checks hold and which fail; print it.
@@ -663,7 +663,7 @@ def check_mechanism(
         UsageError: for a class that is not in the catalogue without `example`, and for facts that do not exist.
         MereoError: with `raises`, for the first promise that does not hold.
 
-    Whether the docstring states source and cost is checked of registered mechanisms only.
+    Docstrings must state source and cost for registered mechanisms only.
     """
     registered = any(entry.target is target for entry in MECHANISMS.values())
     entry = entry_of(target, example, facts)

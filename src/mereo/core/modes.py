@@ -1,4 +1,4 @@
-"""Modes for a block: training, gradients and autocast; and whether a module must be called, for hooks or its class."""
+"""Blocks that restore training mode and gradients, or disable autocast; and which modules must be called."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def _kept(owners: Iterable[object], name: str) -> Iterator[None]:
-    """An attribute of each of these objects is as before when the block ends."""
+    """Restore an attribute of each of these objects when the block ends."""
     values = [(owner, getattr(owner, name)) for owner in owners]
     try:
         yield
@@ -20,12 +20,12 @@ def _kept(owners: Iterable[object], name: str) -> Iterator[None]:
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether a module has forward hooks, so that it must be called, on what it stands for."""
+    """Whether a module has forward hooks, so that it must be called on its real inputs."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def must_be_called(*layers: nn.Module) -> bool:
-    """Whether a layer has hooks or is of a class of its own, such as an adapter's, so that its weights are not all."""
+    """Whether a layer has hooks or a forward of its own, such as an adapter's, so that its weights do not suffice."""
     return any(
         hooked(layer) or "forward" in vars(layer) or not type(layer).__module__.startswith(("torch.nn.", "mereo."))
         for layer in layers
@@ -33,12 +33,12 @@ def must_be_called(*layers: nn.Module) -> bool:
 
 
 def modes_kept(*models: nn.Module) -> AbstractContextManager[None]:
-    """Every module of these models is in training or evaluation mode as before when the block ends."""
+    """Restore training or evaluation mode in every module of these models when the block ends."""
     return _kept((module for model in models for module in model.modules()), "training")
 
 
 def gradients_kept(*models: nn.Module) -> AbstractContextManager[None]:
-    """The same parameters of these models require gradients as before when the block ends."""
+    """Restore which parameters of these models require gradients when the block ends."""
     return _kept((parameter for model in models for parameter in model.parameters()), "requires_grad")
 
 

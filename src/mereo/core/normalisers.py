@@ -3,7 +3,7 @@
 Each is a function (scores, dim) -> couplings of the same shape. The first four sum to one along `dim`.
 Sparse ones: sparsemax arXiv:1602.02068; 1.5-entmax arXiv:1905.05702. Their threshold is found by sorting (for
 any alpha, by bisection), and its derivative is written in closed form (implicit differentiation), so gradients are
-exact and finite, and so are second derivatives but those of the bisected entmax.
+exact and finite, and so are second derivatives, except for the bisected entmax.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def softmax(scores: Tensor, dim: int) -> Tensor:
 
 
 def _short(scores: Tensor, dim: int) -> bool:
-    """Whether `dim` is a last axis that is shorter than the vectors of a CPU, of many rows."""
+    """Whether `dim` is the last axis, is shorter than a CPU's vectors, and there are many rows."""
     if scores.device.type != "cpu" or dim not in (-1, scores.dim() - 1) or not 1 < scores.shape[-1] <= 16:
         return False
     return not torch.compiler.is_compiling() and steps_aside() is None and scores.numel() >= 2**15

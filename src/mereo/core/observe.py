@@ -20,13 +20,13 @@ class Call:
     Attributes:
         scores: what is normalised, (batch, heads, receivers, senders); of a mechanism that attends inside tiles,
             (batch * tiles, heads, receivers of a tile, senders of a tile), and `tiles` places them.
-        couplings: what acts, of the same shape: normalised, then offset and weighted where the mechanism does so. None
+        couplings: as used, of the same shape: normalised, then offset and weighted if the mechanism does so. None
             until they are made.
         over: the axis along which they are normalised.
-        mask: bool, broadcastable to the scores, True = takes part; None where every pair does.
+        mask: bool, broadcastable to the scores, True = takes part; None if every pair does.
         offset, weight: what the mechanism adds to the normalised scores, and then multiplies them by; or None.
         topology: which pairs exist; None for every pair.
-        tiles: which receivers and senders each tile holds; None where the scores are of the whole image.
+        tiles: which receivers and senders each tile holds; None if the scores are of the whole image.
         senders, receivers: their positions on the image; None without positions.
         context: from the mechanism and the caller of `intervene`: token types, positions, a cache.
         name: of the coupling in the watched model.
@@ -63,7 +63,7 @@ class Observer(Protocol):
 
 
 class Observable(nn.Module):
-    """A module that observers can be added to; copies, and what is pickled, have none."""
+    """A module that observers can be added to; copies and pickled modules have none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Observable(nn.Module):
         return bool(self.observers or self._forward_hooks or self._forward_pre_hooks)
 
     def __getstate__(self) -> dict[str, Any]:
-        # The end of the block takes observers from the original alone, so a copy would keep them for ever.
+        # The end of the block removes observers from the original only; a copy would keep them for ever.
         return {**self.__dict__, "observers": []}
 
 
@@ -97,7 +97,7 @@ def borrowed(module: nn.Module) -> Observable | None:
 
 
 def observables(model: nn.Module) -> dict[str, Observable]:
-    """Everything in a model that can be observed, by name; of attention of other libraries its name and ".coupling"."""
+    """Everything in a model that can be observed, by name; attention of other libraries as its name and ".coupling"."""
     model = getattr(model, "_orig_mod", model)
     there: dict[str, Observable] = {}
     for name, module in model.named_modules():
@@ -112,7 +112,7 @@ class Signal(Observable):
     """Passes a value through, where `record` can see it and `intervene` change it.
 
     Args:
-        kind: "gates" (factors between 0 and 1, say), "states" (of a scan) or "kept tokens" (bool, which stay).
+        kind: "gates" (such as factors between 0 and 1), "states" (of a scan) or "kept tokens" (bool, which stay).
 
     Shapes: any -> the same.
     """

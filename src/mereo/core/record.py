@@ -24,8 +24,8 @@ Change = Callable[..., Tensor]
 """(couplings) or (couplings, call) -> couplings."""
 AXES = "(batch, heads, receivers, senders)"
 NONE_THERE = (
-    "it has none that can be recorded or changed: convolutions make none, and of other libraries"
-    " only attention of timm and torch.nn.MultiheadAttention is known. mereo.explain needs none"
+    "it has no couplings that can be recorded or changed: convolutions make none, and of other libraries"
+    " only attention of timm and torch.nn.MultiheadAttention is known. mereo.explain needs no couplings"
 )
 
 
@@ -34,8 +34,8 @@ class Trace(Mapping[str, Tensor]):
 
     `trace[name]` is the last value of the module: couplings (batch, heads, receivers, senders) as they acted, or a
     gate, a state, the kept tokens. `trace.steps(name)` has all values in order: an iterated routing has one per pass.
-    Couplings inside tiles, such as windows, are placed over the whole image, where they have more than
-    `mereo.core.topology.base.LARGEST_DENSE` entries as a sparse tensor; `trace.calls(name)` has them as computed.
+    Couplings inside tiles, such as windows, are placed over the whole image, as a sparse tensor if that has more
+    than `mereo.core.topology.base.LARGEST_DENSE` entries; `trace.calls(name)` has them as computed.
 
     Attributes:
         gradients: whether values stay part of the graph they were computed in.
@@ -57,7 +57,7 @@ class Trace(Mapping[str, Tensor]):
             self._calls.setdefault(name, []).append(call)
 
     def kept(self, value: Tensor) -> Tensor:
-        """A value as it is recorded: detached, unless gradients are."""
+        """A value as it is recorded: detached, unless gradients are recorded."""
         return value if self.gradients else value.detach()
 
     def steps(self, name: str) -> list[Tensor]:
@@ -181,7 +181,7 @@ class _Changer(_Watcher):
         return call.tiles.pick(self._apply(change, whole, call, what), value)
 
     def _checked(self, changed: Any, before: Tensor, what: str) -> Tensor:
-        """The value that a function returned; UsageError unless it can stand for what it was given."""
+        """The value that a function returned; UsageError unless it can replace the value before."""
         kind = type(changed).__name__
         if not isinstance(changed, Tensor):
             raise UsageError(f"the function for the {what} of {self.name!r} returned {kind}; it must return a tensor.")
@@ -210,7 +210,7 @@ class _Changer(_Watcher):
         assert call.couplings is not None
         if self.change_scores is not None and not transformed() and not call.couplings.isfinite().all():
             raise UsageError(
-                f"the function for the scores of {self.name!r} left couplings that are not finite, such as those of an"
+                f"the function for the scores of {self.name!r} left couplings that are not finite, such as of an"
                 " entry with no finite score along the axis that is normalised; keep one, or mask with a large negative"
                 " number."
             )
@@ -238,7 +238,7 @@ def _watching(watched: Mapping[str, tuple[Observable, Observer]]) -> Iterator[No
 
 
 def _not_there(model: nn.Module, name: str, there: Collection[str], kind: str = "coupling or signal") -> UsageError:
-    """The error for a name that is none of the couplings and signals of a model."""
+    """The error for a name that is not among the couplings and signals of a model."""
     if there:
         return unknown(kind, name, there)
     return UsageError(f"{name!r} is no {kind} of {type(model).__name__}; {NONE_THERE}.")
@@ -287,21 +287,21 @@ def intervene(
     """Change couplings, signals or scores inside the block.
 
     Args:
-        changes: for each name of a `Trace` a function couplings -> couplings, of a signal value -> value, whose result
-            is what acts; or a word. Of couplings: "uniform", the mean along the normalised axis; "identity", all from
-            the sender of the same number; "shuffled" senders; "strongest", all to the largest; "zero". Of signals:
+        changes: for each name of a `Trace`, a function couplings -> couplings (of a signal value -> value), whose
+            result acts; or a word. For couplings: "uniform", the mean along the normalised axis; "identity", all from
+            the sender of the same number; "shuffled" senders; "strongest", all to the largest; "zero". For signals:
             "zero" and "one".
         scores: a function scores -> scores for each name, applied before they are normalised.
-        context: passed to the functions, together with that of the mechanism.
+        context: passed to the functions, together with the mechanism's own context.
 
     Raises:
         UsageError: for an unknown name; inside the block, for a function that returns anything but a tensor of the
-            same shape, type and device, or values that are not finite (minus infinity is, of scores).
+            same shape, type and device, or values that are not finite (scores may be minus infinity).
 
     A function with two positional parameters gets the `Call` as well: its number, step, mask, topology, the positions
     of senders and receivers, and the context. Couplings inside tiles are changed over the whole image, as they are
-    recorded; where that map would be sparse, or a receiver is in several tiles, as (batch * tiles, heads, receivers of
-    a tile, senders of a tile), and `call.tiles` states which these are.
+    recorded; if that map would be sparse, or a receiver is in several tiles, the function gets (batch * tiles, heads,
+    receivers of a tile, senders of a tile), and `call.tiles` states which these are.
 
     with mereo.intervene(model, {"head.coupling": "uniform"}):
         model(images)

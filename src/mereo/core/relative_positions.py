@@ -74,7 +74,7 @@ class RelativePositions(nn.Module):
 
     Shapes: () -> (1, heads, P * Q receivers, P * Q senders).
 
-    Reference: arXiv:2103.14030, section 3.2; offsets are those of the sender from the receiver, as in the official code
+    Reference: arXiv:2103.14030, section 3.2; an offset points from the receiver to the sender, as in the official code
         of MaxViT (arXiv:2204.01697). Other libraries count from the sender to the receiver, which flips the table.
     """
 

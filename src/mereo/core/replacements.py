@@ -1,4 +1,4 @@
-"""Couplings by which `intervene` replaces those of a network, by their usual names.
+"""Couplings that `intervene` puts in place of a network's own, by their usual names.
 
 All act on the pairs that take part only: what a mask, a topology or the tiles leave out stays as it is.
 
@@ -51,7 +51,7 @@ def _unpadded(tiles: Tiles, made: Tensor) -> Tensor:
 
 
 def _axes(call: Call) -> tuple[int, ...]:
-    """The axes over which couplings are normalised; the senders where they are not."""
+    """The axes over which couplings are normalised; the senders' axis if they are not."""
     return {"receivers": (-2,), "both": (-2, -1)}.get(call.over, (-1,))
 
 
@@ -90,14 +90,14 @@ def _mean_of_senders(couplings: Tensor, part: Tensor, call: Call) -> Tensor:
 
 
 def shuffled(generator: torch.Generator, couplings: Tensor, call: Call) -> Tensor:
-    """The couplings with their senders permuted, among those that take part."""
+    """The couplings with their senders permuted, among the senders that take part."""
     part, _ = _taking_part(call)
     batch, senders = couplings.shape[0], couplings.shape[-1]
     keys = torch.rand(batch, 1, 1, senders, generator=generator).to(couplings.device)
     if part is None:
         return couplings.gather(-1, keys.argsort(-1).expand_as(couplings))
     there, numbers = part.expand(*part.shape[:-1], senders), torch.arange(senders, device=couplings.device)
-    # Those that take part come first: once in their order, once in a random one.
+    # Senders that take part come first: once in their order, once in a random one.
     before = torch.where(there, numbers, senders + numbers).argsort(-1)
     after = torch.where(there, keys, 2 + numbers).argsort(-1)
     changed = torch.empty_like(couplings).scatter_(
@@ -123,7 +123,7 @@ def identity(couplings: Tensor, call: Call) -> Tensor:
 
 
 def strongest(couplings: Tensor, call: Call) -> Tensor:
-    """All of a line goes to its largest coupling; a line is what is normalised together."""
+    """Among couplings that are normalised together, the largest one gets the whole sum."""
     axes = _axes(call)
     lines = couplings.flatten(-2) if len(axes) == 2 else couplings.transpose(-1, axes[0])
     kept = torch.zeros_like(lines).scatter(-1, lines.argmax(-1, keepdim=True), lines.sum(-1, keepdim=True))
@@ -139,7 +139,7 @@ _REPLACEMENTS = {"uniform": uniform, "identity": identity, "strongest": stronges
 WORDS = (*_REPLACEMENTS, "shuffled")
 """Names of replacements."""
 OF_SIGNALS: dict[str, Callable[[Tensor], Tensor]] = {"zero": torch.zeros_like, "one": torch.ones_like}
-"""The same for gates, states and kept tokens."""
+"""Replacements for gates, states and kept tokens."""
 
 
 def replacement(name: str, word: str) -> Replacement:

@@ -24,7 +24,7 @@ def settle(step: Callable[..., Any], state: Any, *, steps: int | Iterable[Any], 
     """state <- step(state), `steps` times, or until it moves less than `tolerance`.
 
     Args:
-        step: one update. Where `steps` is a sequence, such as a schedule of temperatures, it gets an item as well.
+        step: one update. If `steps` is a sequence, such as a schedule of temperatures, it also gets an item.
         state: the initial state, any value that `step` takes.
         steps: largest number of updates, 0 returns the state unchanged; or a sequence with an item for each step.
         tolerance: stop once the largest change of any entry is at most this; the state is then a tensor. It reads the

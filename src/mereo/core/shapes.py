@@ -50,8 +50,8 @@ def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
 def flat_cells(maps: Tensor) -> Tensor:
     """The cells of maps in a row: (batch, channels, rows, columns) -> (batch, channels, rows * columns).
 
-    The gradient comes back in the memory layout of the maps. After `flatten(2).mT` it is that of channels-last maps,
-    for which PyTorch's batch normalisation returns wrong gradients on a CPU where there is one image.
+    The gradient comes back in the memory layout of the maps. After `flatten(2).mT` this is the layout of channels-last
+    maps, for which PyTorch's batch normalisation returns wrong gradients on a CPU for a batch of one image.
     """
     # Compilers may take channels-last maps for contiguous ones; the second form is a view of both.
     if maps.is_contiguous() and not torch.compiler.is_compiling():

@@ -25,7 +25,7 @@ class Source:
         if not any(pattern.fullmatch(self.text) for pattern in (_ARXIV, _DOI, _URL)):
             raise UsageError(
                 f"source is {self.text!r}; it must be an arXiv id ('arXiv:1710.09829'), a DOI ('doi:10.1109/5.771073')"
-                " or an http(s) URL, such as that of your own code."
+                " or an http(s) URL, such as the address of your own code."
             )
 
     @cached_property

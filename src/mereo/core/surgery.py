@@ -21,7 +21,7 @@ MOST_SURGERIES = 100
 
 
 def are_surgeries(value: Any) -> bool:
-    """Whether a value is a list of {"name": text, "args": table}, as a config states surgeries; args are not read."""
+    """Whether a value is a list of {"name": text, "args": table}, as a config lists surgeries; args are not checked."""
     return (
         isinstance(value, list | tuple)
         and len(value) <= MOST_SURGERIES
@@ -55,7 +55,7 @@ def operate(model: nn.Module, surgeries: Sequence[Mapping[str, Any]]) -> nn.Modu
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON gives it back."""
+    """A value after a round trip through JSON."""
     return [_plain(entry) for entry in value] if isinstance(value, list | tuple | range) else value
 
 
@@ -64,7 +64,7 @@ def note_surgery(model: nn.Module, name: str, arguments: dict[str, Any]) -> None
 
     Args:
         name: in `SURGERIES`.
-        arguments: all but the model, with which the surgery makes the same network of the same source.
+        arguments: all except the model; with them the surgery makes the same network from the same source.
     """
     config = getattr(model, "config", None)
     if isinstance(config, dict):

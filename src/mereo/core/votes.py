@@ -13,8 +13,8 @@ two linear maps that are adjoint to each other: <combine(C), P> = <C, agree(P)>.
     SameVotes     vote[r, s] = value[s]           the same to all (attention)
     GivenVotes    vote[r, s]                      made by the caller
 
-`GivenVotes` exist as a tensor already; `JoinedVotes` are those of several sets of senders in a row, which may be of
-different kinds and pose sizes.
+`GivenVotes` exist as a tensor already; `JoinedVotes` concatenate the votes of several sets of senders, which may be
+of different kinds and pose sizes.
 
 Constructing votes computes nothing. `method` chooses how the verbs are executed: "stored" computes the tensor of votes
 when it is first needed and keeps it, "streamed" never computes it (`mereo.core.kernels.votes`: compiled C++, or a tile
@@ -87,7 +87,7 @@ class _StoredVotes(Votes):
 
 
 def _check_transforms(senders: Tensor, weight: Tensor, shapes: str, axes: int) -> None:
-    """UsageError unless children and transforms are numbers of matching sizes."""
+    """UsageError unless children and transforms are floating point and of matching sizes."""
     places = (2, 1) if axes == 4 else (1,)
     fits = senders.dim() == 3 and weight.dim() == axes
     sizes = (senders.shape[-1], *senders.shape[1:-1])[: len(places)] if fits else ()
@@ -107,9 +107,9 @@ class DenseVotes(_StoredVotes):
     """vote[b, r, s] = W[r, s]^T u[b, s]: a transform of its own for every pair.
 
     Args:
-        senders, weight: u and W. Where their types differ, votes have the wider of the two.
+        senders, weight: u and W. If their types differ, votes have the wider one.
         method: "auto", "stored" or "streamed"; see the module.
-        tile: how many senders are streamed at a time where einsum does it; None chooses from the sizes.
+        tile: number of senders that einsum streams at a time; None chooses from the sizes.
 
     Shapes: senders (batch, senders, d_in), weight (receivers, senders, d_in, d_out); one head.
     """
@@ -179,7 +179,7 @@ class SharedVotes(DenseVotes):
 
 
 def transformed_votes(senders: Tensor, weight: Tensor, *, method: str = "auto") -> DenseVotes:
-    """`DenseVotes`, or `SharedVotes` where the transforms have no axis of senders."""
+    """`DenseVotes`, or `SharedVotes` if the transforms have no axis of senders."""
     return (SharedVotes if weight.dim() == 3 else DenseVotes)(senders, weight, method=method)
 
 
@@ -211,7 +211,7 @@ class MatrixVotes(_StoredVotes):
 
 
 class GivenVotes(_StoredVotes):
-    """Votes that exist as a tensor, such as those that a convolution made.
+    """Votes that exist as a tensor, such as the output of a convolution.
 
     Shapes: votes (batch, heads, receivers, senders, pose).
     """
@@ -230,7 +230,7 @@ class GivenVotes(_StoredVotes):
 class SameVotes(Votes):
     """vote[b, h, r, s] = value[b, h, s]: every sender contributes the same to all.
 
-    Shapes: values (batch, heads, senders, pose); the number of receivers is that of the couplings.
+    Shapes: values (batch, heads, senders, pose); the couplings give the number of receivers.
     """
 
     def __init__(self, values: Tensor) -> None:

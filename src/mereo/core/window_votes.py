@@ -2,8 +2,8 @@
 
     vote[n, r, s] = U[n, s] W[r, s]       n counts windows of all images, s the children of a window, r types of parents
 
-Poses are matrices here: a vector is one row, and a complex vector one row of real and imaginary parts. The transforms
-are those of a convolution, the same for every window. With `compete` "positions" a child is divided among the parents
+Poses are matrices here: a vector is one row, and a complex vector one row of real and imaginary parts. All windows
+share the transforms, as in a convolution. With `compete` "positions" a child is divided among the parents
 of all windows that read it, as in "Matrix capsules with EM routing" (ICLR 2018); with "window" every window divides its
 children anew, as most public code does.
 """
@@ -30,7 +30,7 @@ class WindowVotes(MatrixVotes):
     Args:
         poses: what each window reads, zero for children beyond the map.
         weight: transforms, the same for every window.
-        windows: which children the windows read; None where every sample is one window of its own.
+        windows: which children the windows read; None if every sample is one window.
         compete: "positions" or "window"; see the module.
         method: "stored" keeps the tensor of votes, "streamed" never makes it, "auto" streams where it can.
 
@@ -59,7 +59,7 @@ class WindowVotes(MatrixVotes):
 
     @property
     def across(self) -> Windows | None:
-        """The windows whose parents compete for a child; None where those of one window do."""
+        """The windows whose parents compete for a child; None if only parents of one window compete."""
         one = self.windows is None or self.windows.count == 1 or self.compete == "window"
         return None if one else self.windows
 
@@ -118,8 +118,8 @@ class WindowVotes(MatrixVotes):
         return fits.unflatten(0, (-1, rows)).sum(1).unsqueeze(1)
 
     def select(self, samples: Tensor, receivers: Tensor) -> Tensor:
-        """As of every `Votes`; with windows, both are numbered over the whole maps, and a child that the window of the
-        parent does not read has a vote of 0."""
+        """As `Votes.select`. With windows, samples and receivers are numbered over the whole maps, and a child that the
+        parent's window does not read has a vote of 0."""
         if self.windows is None:
             return super().select(samples, receivers)
         count = self.windows.count

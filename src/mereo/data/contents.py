@@ -24,7 +24,7 @@ class Contents:
         tree: a folder or an archive.
 
     Attributes:
-        direct: the files of each folder, without those of the folders in it.
+        direct: the files of each folder, without files of the folders in it.
         images: the number of images of each folder, at any depth.
         count: the number of files of each folder, at any depth.
     """

@@ -144,7 +144,7 @@ VOID = 255
 Colours = tuple[tuple[int, int, int], ...]
 """The colours of the classes of masks, in their order; empty for masks of indices."""
 _NEAR = 40
-"""Largest sum of differences between the channels of a pixel and those of the colour that it has: of a lossy file."""
+"""Largest sum of channel differences between a pixel of a lossy file and the colour of its class."""
 
 
 def decode_mask(stream: BinaryIO, colours: Colours = ()) -> npt.NDArray[np.uint8]:

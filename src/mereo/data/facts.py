@@ -33,8 +33,8 @@ class DataFacts:
         images: to train on, per epoch.
         num_classes: how many classes.
         classes: training images of each class by name; empty where only the number of classes is known.
-        largest: the longest side of the sampled images; None where unknown.
-        kind: COLOUR, GREY or TEXT; None where no image was looked at.
+        largest: the longest side of the sampled images; None if unknown.
+        kind: COLOUR, GREY or TEXT; None if no image was looked at.
         colour: whether the images are in colour.
     """
 
@@ -67,7 +67,7 @@ class DataFacts:
         """The augmentation of images of a side, and why; `mirror` is whether mirrored images may mean the same."""
         crop = f"crop={max(side // 8, 1)}"
         if self.kind is None:
-            return ("auto",), "that of the data set"
+            return ("auto",), "the default of the data set"
         if not mirror:
             return ("none",), "numbers may follow place, size and side: images as they are"
         if self.kind == TEXT:

@@ -37,7 +37,7 @@ def class_layout(tree: Tree, splits: Mapping[str, Classes], evidence: str, *, ev
     Args:
         tree: of the files.
         splits: the files of each class of each split.
-        evidence: by which they were recognised.
+        evidence: what they were recognised by.
         evaluation: whether the images are for a trained network, which needs neither training images nor two classes.
         unseen: whether other splits may have classes that the training images do not have; they come last.
     """

@@ -14,7 +14,7 @@ from torch import Tensor
 SAMPLED = 64
 """Number of training images that the ranges are computed from, evenly spaced."""
 TIMES = 4
-"""Factor by which the shorter side may lie outside the range."""
+"""How many times the shorter side may lie outside the range."""
 _GREY, _COLOUR, _BRIGHTNESS = 0.02, 0.1, 0.3
 _THUMBNAIL = 32
 

@@ -92,7 +92,7 @@ class Images(ABC):
         raise NotImplementedError(f"{type(self).__name__} must define make_batch")
 
     def describe(self) -> dict[str, Any] | None:
-        """The identity of the data as plain values, which change if any sample changes; None for images, of which the
+        """The identity of the data as plain values, which change if any sample changes; None for images, whose
         pixels and labels are compared."""
         return None
 

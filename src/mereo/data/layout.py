@@ -166,7 +166,7 @@ class Recogniser:
         """The folder of each split, as far as it has folders of classes; empty without splits outside of classes.
 
         Raises:
-            UsageError: for two folders of one split, such as val and valid, of which one would be left out.
+            UsageError: for two folders of one split, such as val and valid: one would be left out.
         """
         contents = self.contents
         inside = contents.folders(place)
@@ -178,7 +178,7 @@ class Recogniser:
             exact = [f for f, split in zip(filled, found, strict=True) if split] if named else []
         flat = bool(exact) and not any(contents.with_images(self._place(folder)) for folder in exact)
         if flat and any(contents.images[folder] for folder in exact):
-            return {}  # images of which the names or a table must state the classes
+            return {}  # the names of the images, or a table, must state their classes
         places: dict[str, str] = {}
         for folder in exact:
             split = split_of(name_of(folder))
@@ -211,7 +211,7 @@ class Recogniser:
         return read_mask_layout(contents, beside=task in (None, "segmentation"), evaluation=self.evaluation)
 
     def _tables(self) -> tuple[list[TableBeside], list[UsageError]]:
-        """The tables that name the images; of several, those of different splits."""
+        """The tables that name the images; several tables are of different splits."""
         contents = self.contents
         shallow = [
             file
@@ -412,7 +412,7 @@ class Recogniser:
         )
 
     def _with(self, classes: str) -> "Recogniser":
-        """The same with another way to the classes."""
+        """The same recogniser, but with `classes` found in another way."""
         other = object.__new__(Recogniser)
         other.__dict__ |= self.__dict__ | {"options": self.options._replace(classes=classes)}
         return other

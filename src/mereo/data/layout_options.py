@@ -16,7 +16,7 @@ class LayoutOptions(NamedTuple):
             "path", the innermost ones with the folders around them; "name", the names of files up to their number;
             "name:2", the second field of the names. "auto" decides by what is there, or refuses.
         label_column: of a table; several for a label or a number each; by its usual names where it is empty.
-        task: for which the images are; None where it follows from them.
+        task: for which the images are; None if it follows from them.
         follows: whether that task follows from the network, so that a table may have several labels or numbers.
         names: of the outputs of a trained network, in whose order several labels are.
     """

@@ -50,7 +50,7 @@ class _Counter:
 
 
 def load_size(img_size: tuple[int, int], crop_pct: float) -> tuple[int, int]:
-    """The stored (height, width) of which a crop of `img_size` is the fraction `crop_pct` of each side."""
+    """The stored (height, width): a crop of `img_size` covers the fraction `crop_pct` of each side."""
     check_fraction(crop_pct=crop_pct)
     height, width = image_size(img_size)
     return round(height / crop_pct), round(width / crop_pct)
@@ -163,7 +163,7 @@ def load_split(
 
     "whole" is what a network that was trained on other images is evaluated on: the test images of a path, else its
     validation images, and all where it has no splits; of a named data set, the test images. With `unseen`, test images
-    at a path may be of classes that its training images do not have. `info` and `options` are those of `load_splits`.
+    at a path may be of classes that its training images do not have. `info` and `options` are as in `load_splits`.
     """
     check_choice("split", split, ("train", "validation", "test", "whole"))
     wanted = Wanted(

@@ -37,10 +37,10 @@ _BEHIND = re.compile(r"[ _-]?(annot|annotations?|labels?|masks?|gt|seg)", re.IGN
 """What the name of a folder of masks may have behind the name of the folder of its images."""
 _LIST = re.compile(r"(?:.*/)?ImageSets/Segmentation/(train|val|test)\.txt")
 _FEW_LEVELS, _BRIGHT = 8, 128
-"""Masks with few grey levels, of which the brightest is near white, have levels in place of indices: the largest number
-of levels, and the least brightness."""
+"""Masks with few grey levels, the brightest near white, have levels in place of indices: the largest number of
+levels, and the least brightness."""
 _NEAR = 13
-"""Levels that count as black, and as many as white, where edges are smooth."""
+"""In masks with smooth edges, the number of darkest levels that count as black, and of brightest ones as white."""
 _LOOKED_AT = 12
 _LOSSY, _COLOURS_OF_A_MASK, _SHARE_OF_A_MASK = (".jpg", ".jpeg"), 8, 0.9
 """Suffixes of photographs, beside which a file of the same name may be a mask, and the colours that nearly all pixels
@@ -60,7 +60,7 @@ def _children(contents: Contents, place: str) -> dict[str, str]:
 
 
 def _pair(contents: Contents, folders: Mapping[str, str]) -> tuple[str, str] | None:
-    """The folder of images and the folder of masks, both of which hold images."""
+    """The folder of images and the folder of masks; both hold images."""
     images = next((folders[name] for name in IMAGE_FOLDERS if name in folders), None)
     masks = next((folders[n] for n in MASK_FOLDERS if n in folders and contents.images[folders[n]]), None)
     return None if images is None or masks is None else (images, masks)
@@ -117,7 +117,7 @@ def _matched(tree: Tree, places: tuple[str, str], *, some: bool) -> list[tuple[s
 
 
 def listed_names(listed: Path) -> tuple[str, ...] | None:
-    """The names of classes in a file, one a line; None where there is no such file."""
+    """The names of classes in a file, one a line; None without such a file."""
     if not listed.is_file():
         return None
     return tuple(line.strip() for line in listed.read_text("utf-8-sig").splitlines() if line.strip())
@@ -168,7 +168,7 @@ def mask_classes(
 
 
 def _levels(masks: Iterable[Callable[[], BinaryIO]]) -> set[int]:
-    """The indices in masks; those of a mask that cannot be read are left out, which is reported when it is read.
+    """The indices in masks; a mask that cannot be read is skipped here, and reported when it is read.
 
     Black and white where nearly all pixels are one of the two and the others are of lossy files or of smooth edges.
     """
@@ -215,7 +215,7 @@ def _colours_of(masks: Sequence[Callable[[], BinaryIO]]) -> list[tuple[int, ...]
 
 
 def _coloured(contents: Contents) -> MaskClasses | None:
-    """The names and colours of the classes in a file of the tree; None where there is no such file."""
+    """The names and colours of the classes in a file of the tree; None without such a file."""
     files = [file for file in contents.tree.files if name_of(file).lower() in COLOUR_FILES]
     for file in files:
         names, colours = [], []
@@ -239,7 +239,7 @@ def mask_split(tree: Tree, pairs: Sequence[tuple[str, str]], classes: MaskClasse
 
 
 def _by_lists(contents: Contents, pairs: Sequence[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
-    """The splits of Pascal VOC, whose lists name images without a suffix; all for training where there are none."""
+    """The splits of Pascal VOC, whose lists name images without a suffix; without lists, all are for training."""
     by_name = {Path(image).stem: (image, mask) for image, mask in pairs}
     splits: dict[str, list[tuple[str, str]]] = {}
     for file in contents.tree.files:

@@ -28,11 +28,11 @@ from mereo.errors import MereoError, UsageError
 
 SUFFIXES = (".csv", ".json", ".npz")
 PARTS = 10
-"""One part of so many is for testing, one for choosing the epoch."""
+"""The number of equal parts: one is for testing, one for choosing the epoch."""
 
 
 class NamedSets(NamedTuple):
-    """Sets of points by name, fitted into the unit square, with their pointers, or None where a file has none."""
+    """Sets of points by name, fitted into the unit square, with their pointers, or None for a file without pointers."""
 
     names: list[str]
     sets: list[Floats]

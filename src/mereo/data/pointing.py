@@ -131,7 +131,7 @@ def is_simple(points: Tensor, pointers: Tensor) -> Tensor:
 
 
 def check_points(points: Floats, least: int = 1) -> None:
-    """UsageError unless points (n, 2) are finite, at least so many, and each there once."""
+    """UsageError unless points (n, 2) are finite, at least `least` in number, and all different."""
     if points.ndim != 2 or points.shape[1] != 2 or len(points) < least or not np.isfinite(points).all():
         raise UsageError(f"points are {points.shape}; they must be at least {least} rows of two finite coordinates.")
     if len(found := np.unique(points, axis=0, return_counts=True)[1]) < len(points):
@@ -161,7 +161,7 @@ def convex_hull(points: Floats) -> list[int]:
             chain.append(j)
         corners += chain[:-1]
     if len(corners) < 3:
-        raise UsageError(f"points are {len(rows)} on a line, which has no hull; give points of which three are not.")
+        raise UsageError(f"points are {len(rows)} on a line, which has no hull; give points on no common line.")
     first = corners.index(min(corners))
     return [j + 1 for j in corners[first:] + corners[:first]]
 
@@ -209,7 +209,7 @@ def _shortest(points: Tensor) -> Tensor:
 
 
 def improved_tours(points: Tensor) -> Tensor:
-    """Short closed tours: nearest neighbours from every city, each improved by 2-opt, of which the shortest is taken.
+    """Short closed tours: nearest neighbours from every city, each improved by 2-opt; the shortest is taken.
 
     2-opt turns a part of a tour around, the one that gains most, until none gains.
 

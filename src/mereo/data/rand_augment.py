@@ -30,7 +30,7 @@ class RandAugment(Operation):
     """Apply `operations` changes one after the other, each drawn from fourteen kinds, all with one magnitude in 0 ..
     30.
 
-    The changes, their ranges and the arithmetic of those that keep pixels in their places are torchvision's.
+    The changes and their ranges are torchvision's, and so is the arithmetic of changes that do not move pixels.
 
     Deviates: shears, shifts and rotations interpolate, and act about the centre.
     """

@@ -35,7 +35,7 @@ def with_test(splits: Mapping[str, RawSplit], data: object, *, warn: bool = True
         return {"train": train, "test": splits["validation"]}
     if not len(held):
         raise UsageError(
-            f"data is {str(data)!r}, with one image per class, of which none can be set aside for testing;"
+            f"data is {str(data)!r}, with one image per class, so none can be set aside for testing;"
             " add images, or a test folder."
         )
     validated = "validation" in splits

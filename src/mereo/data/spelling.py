@@ -8,7 +8,7 @@ _SHOWN = 5
 
 
 def joined(labels: Iterable[str], where: object) -> dict[str, str]:
-    """The class of each spelling of a label: the commonest of those that differ only in capitals and outer space.
+    """The class of each spelling of a label: the commonest of all that differ only in capitals and outer space.
 
     Names of one character stay apart, because letters may be the classes. Which were joined is stated in a warning.
 

@@ -38,7 +38,7 @@ COLUMNS = {
 BOXES = ({"xmin", "ymin", "xmax", "ymax"}, {"x1", "y1", "x2", "y2"})
 """Columns of a table of boxes."""
 _LOOKED_FOR = 1000
-"""Images of a table of which it is checked at once whether they exist."""
+"""Number of images of a table that are checked for existence at once."""
 _MOST_LISTED = 500_000
 """Files below the folder of a table that are listed where its paths do not exist."""
 _DELIMITERS = ",;\t"
@@ -238,7 +238,7 @@ def _is_split(cell: str) -> bool:
 
 
 def _one_hot(path: Path, header: Sequence[str], cells: _Cells, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns of 0 and 1 of which each row has one 1, the name of which is the label."""
+    """Columns of 0 and 1 with one 1 in each row: the name of its column is the label."""
     names = [
         name
         for name in header
@@ -277,7 +277,7 @@ def _images_near(folder: Path) -> list[str]:
 
 
 def _open_table(path: Path, options: LayoutOptions) -> tuple[list[Row], Table]:
-    """The rows of a table on disk, their paths those of files where there are such."""
+    """The rows of a table on disk; paths lead to files where these exist."""
     try:
         with open_regular(path) as file:
             content = file.read()
@@ -399,7 +399,7 @@ class TableBeside(NamedTuple):
 
     Attributes:
         file: its path in the tree.
-        rows: with the paths of the files in the tree; of those that exist.
+        rows: of existing files, with their paths in the tree.
         missing: number of its images that do not.
         label: its column of labels.
         targets: what other columns hold in place of one label.

@@ -132,12 +132,12 @@ class TokenWindows(Images):
     """Windows of a stream of bytes, served as tokens.
 
     With a generator (training), each window is shifted by a random number of bytes below the length; without
-    (evaluation), the windows are those that cover every byte once.
+    (evaluation), the windows cover every byte once.
 
     Args:
         stream: the bytes.
         length: of the windows.
-        starts: the first byte of each window; those that cover every byte when None.
+        starts: the first byte of each window; None for windows that cover every byte.
 
     Shapes: stream uint8 (bytes,), starts int64 (n,); batches have tokens int64 (batch, length + 1), of which the first
     is input only, and lengths int64 (batch,) where a window ends with the stream and is padded.

@@ -41,7 +41,7 @@ def describe_deletion(tested: DeletionTest, claim: str) -> str:
 
 
 def _claim(explanation: Explanation) -> str | None:
-    """The map that the deletion test is compared with; None where it is not drawn."""
+    """The map that the deletion test is compared with; None if it is not drawn."""
     if explanation.contribution_maps:
         return "votes"
     each, word = (
@@ -91,7 +91,7 @@ def caption_of(
         columns: its maps.
         true_known: whether a true class is shown.
         asked: whether the explained classes were given.
-        total: number of images, of which the first are drawn.
+        total: number of images; the first ones are drawn.
     """
     words = WORDINGS[explanation.kind]
     what = {"labels": "label", "numbers": "number"}.get(explanation.kind, "class")

@@ -30,7 +30,7 @@ def exchange_contributions(exchange: Exchange, couplings: Tensor, images: Tensor
 
     Args:
         exchange, couplings: the pass through the routing and the couplings of it, both from an observation.
-        images, receivers: which receiver of which image, int64 (pairs,).
+        images, receivers: index of the image and of the receiver of each pair, int64 (pairs,).
 
     Shapes: couplings (batch, heads, receivers, senders) -> (pairs, senders), or None for a module without a method
     `votes` that gives its votes for the same inputs.

@@ -64,8 +64,8 @@ class Explanation:
         maps: of the couplings, by their names; empty when no sender has a place on the image.
         contributions: of every sender of the class routing to the length of the class capsule before the squash,
             (batch, senders); None for a routing whose votes are not known.
-        contribution_maps: the same over the image, a map for each grid of senders; of the senders of an earlier
-            routing where those of the class routing have no place, and empty where no sender has one.
+        contribution_maps: the same over the image, a map for each grid of senders; senders of an earlier routing
+            are shown if the senders of the class routing have no position; empty if no sender has one.
         occlusion_map: what hiding a place costs.
         attention: shares of the places, by what they are: "class attention", mean over the heads of the last layer with
             a class token, and "rollout", see `attention_rollout`; empty for a network without attention between places.

@@ -17,7 +17,7 @@ def draw_mixing_matrices(matrices: Mapping[str, Tensor], title: str, path: Path)
     positive and blue negative. Of complex numbers the real part is drawn.
 
     Args:
-        matrices: name -> (receivers, senders), or (batch, heads, receivers, senders), of which the first are drawn.
+        matrices: name -> (receivers, senders), or (batch, heads, receivers, senders); the first of these are drawn.
         title: of the picture.
         path: of the PNG.
     """

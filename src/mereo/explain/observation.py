@@ -91,7 +91,7 @@ class Observation:
 
 
 def class_coupling_of(model: VisionModel) -> str | None:
-    """Name of the coupling that makes the class capsules; None where the classifier has none."""
+    """Name of the coupling that makes the class capsules; None if the classifier has no coupling."""
     head = model.get_submodule(model.classifier)
     names = [name for name, module in head.named_modules() if isinstance(module, Coupling)]
     return f"{model.classifier}.{names[-1]}" if names else None
@@ -127,7 +127,7 @@ def normalised(model: VisionModel, images: Tensor) -> Tensor:
 def observe(model: VisionModel, images: Tensor, *, target: Target | None = None) -> Observation:
     """Run the model once on images in [0, 1], in evaluation mode and without gradients, and keep what it did.
 
-    The images are normalised by the model's `pretrained_cfg` (not at all where it has none) and moved to its
+    The images are normalised by the model's `pretrained_cfg` (not at all if it has none) and moved to its
     device. Its mode, training or evaluation, is as before afterwards.
 
     Args:

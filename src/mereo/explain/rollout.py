@@ -81,7 +81,7 @@ def attention_rollout(observation: Observation) -> AttentionMap | None:
 
     A_l = (I + mean over heads of c_l) / 2,   rollout = w A_L ... A_2 A_1
 
-    w is one for the class token, or where there is none equal for all cells. The residual connection counts as much as
+    w is one for the class token, or equal for all cells without one. The residual connection counts as much as
     the couplings, whose rows are scaled to sum to one; negative ones count as zero. Between maps of different sizes the
     weight of a cell is divided evenly among the cells under it. What convolutions, pooling, gates and attention between
     channels move does not count. Shares sum to one in each image.

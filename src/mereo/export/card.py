@@ -119,7 +119,7 @@ _SCORES = {
 def _scores(model: VisionModel) -> str:
     """What the network returns, in a sentence."""
     task = task_of(model)
-    return _SCORES[model.score_kind] if task.scores_classes else f"The outputs are those of the task {task.name}."
+    return _SCORES[model.score_kind] if task.scores_classes else f"The outputs belong to the task {task.name}."
 
 
 def _table(rows: list[tuple[str, str]]) -> str:
@@ -138,7 +138,7 @@ def preprocessing(model: VisionModel) -> str:
     """The preprocessing of an image file, as in `mereo predict`, in words and as code; of other inputs, their shape."""
     if model.input_kind != "images":
         shape = " x ".join(map(str, model.input_shape))
-        return f"The network reads {model.input_kind}, of which one input is {shape}. {_scores(model)}"
+        return f"The network reads {model.input_kind}; one input is {shape}. {_scores(model)}"
     channels, height, width = model.image_shape
     cfg = model.pretrained_cfg
     mean, std = list(cfg["mean"]), list(cfg["std"])

@@ -67,13 +67,13 @@ def notes(rows: Sequence[Row], protocol: str) -> list[str]:
     measured = [row.memory_measured for row in rows]
     words = ("estimated, not measured", "partly estimated", "the measured peak of a step")
     memory = words[any(measured) + all(measured)]
-    which = " or ".join("the best on validation" if c == "validation" else "those of the last epoch" for c in chosen)
+    which = " or ".join("the best on validation" if c == "validation" else "from the last epoch" for c in chosen)
     return [
         f"Protocol: {protocol}.",
         f"{rows[0].metric.capitalize()} on {rows[0].test_images:,} test {rows[0].unit}, mean over the seeds, with the"
         f" weights that were {which}; spread is the standard deviation of the seeds.",
-        f"MACs of one input forward. Training memory is {memory}. Training speed is that of the runs,"
-        " which ran at different times; inference was timed in turn on batches of 64, and is the median.",
+        f"MACs of one input forward. Training memory is {memory}. Training speed was measured in the"
+        " runs, at different times; inference was timed in turn on batches of 64, and is the median.",
     ]
 
 

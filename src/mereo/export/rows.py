@@ -75,7 +75,7 @@ class Row:
 
     @property
     def metric(self) -> str:
-        """The name of what was measured: the metric by which the task chooses."""
+        """The name of the measured metric: the one that the task chooses models by."""
         return get_task(self.task).chooses[0]
 
     @property
@@ -95,7 +95,7 @@ class Row:
 
     @property
     def scale(self) -> float:
-        """The factor by which values are multiplied for display: shares are in percent."""
+        """The factor that multiplies values for display: shares are in percent."""
         return 100.0 if get_task(self.task).is_share else 1.0
 
     def shown(self, value: float) -> str:

@@ -150,7 +150,7 @@ def export_model(
 
 @contextmanager
 def _apart(out: Path) -> Iterator[Path]:
-    """A folder in another for files that are not checked yet, under the final name; removes those of killed exports."""
+    """A folder in `out` for unchecked files, under their final names; removes leftovers of killed exports."""
     for leftover in out.glob(f"{UNCHECKED}*"):
         if is_abandoned(leftover):
             shutil.rmtree(leftover, ignore_errors=True)

@@ -85,7 +85,7 @@ def _series(terms: Tensor, rows: int, columns: int, inner: Tensor, outer: Tensor
 
 
 def _leading(order: float, k: Tensor, terms: int) -> tuple[Tensor, Tensor, Tensor]:
-    """w, s, and sum_r P_r / s^r, of which A = k / (s + w) (1 + the sum)."""
+    """w, s, and sum_r P_r / s^r, which give A = k / (s + w) (1 + the sum)."""
     w = torch.full_like(k, order + 0.5)
     s = torch.hypot(k, w)
     return w, s, _series(_RATIO, terms, 2 * terms, w / s, 1 / s)

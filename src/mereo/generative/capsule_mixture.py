@@ -28,7 +28,7 @@ class MixtureSample(NamedTuple):
 
     Attributes:
         poses: (..., m, d).
-        directions: those that the parents were chosen by, or that were drawn with the poses, (..., m, d).
+        directions: directions by which parents were chosen, or drawn with the poses, (..., m, d).
         parents: which parent predicted the pose, int64 (..., m).
     """
 
@@ -38,7 +38,7 @@ class MixtureSample(NamedTuple):
 
 
 def unit(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Directions (..., d), 0 where there is none, and whether there is one, bool (...)."""
+    """Directions (..., d), 0 for a vector of length 0, and whether there is a direction, bool (...)."""
     scale = x.detach().abs().amax(-1, keepdim=True).clamp(min=1)  # squares of what is left stay finite
     length = lengths(x / scale, keepdim=True)
     real = length * scale > _SHORT
@@ -117,7 +117,7 @@ class CapsuleMixture:
     def log_mixing(self, directions: Tensor) -> Tensor:
         """log pi: which parent may have caused a child, from its direction only.
 
-        Shapes: directions (..., m, d), of length 1, or 0 where there is none -> (..., m, n).
+        Shapes: directions (..., m, d), of length 1, or 0 without a direction -> (..., m, n).
         """
         self._check("directions", directions)
         length = directions.detach().norm(dim=-1)

@@ -73,7 +73,7 @@ def make_glyphs(
         generator: of all random numbers.
         img_size: of the images.
         spread: standard deviation of the offset of a glyph and of the log of its size.
-        turn: largest angle, in radians, by which a glyph is turned.
+        turn: largest rotation of a glyph, in radians.
         missing: probability that a stroke of a present glyph is left out.
     """
     check_positive(images=images)

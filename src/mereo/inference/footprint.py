@@ -107,13 +107,13 @@ def check_runs(model: VisionModel, source: Path) -> None:
     free = free_memory(next(model.parameters()).device)
     if needed > free:
         raise UsageError(
-            f"{source} takes images of {height}x{width}, of which one needs at least {gibibytes(needed)}, and"
+            f"{source} takes images of {height}x{width}; one needs at least {gibibytes(needed)}, and"
             f" {gibibytes(free)} of memory are free; give weights that were trained with a smaller --img-size."
         )
 
 
 def _needed(name: str, arguments: dict[str, Any], measure: Callable[[VisionModel], int]) -> int | None:
-    """Bytes that a network with these arguments needs; None where its outline does not determine it."""
+    """Bytes that a network with these arguments needs; None if its outline does not determine it."""
     try:
         return measure(outline(name, **arguments))
     except _UNKNOWN:

@@ -234,7 +234,7 @@ def answer_folder(
         model: whose weights may hold a temperature; with views, see `mean_over_views`.
         paths: of the files.
         labels: see `folder_labels`.
-        trained: which images, as the network takes them, it was trained on; none where it is None.
+        trained: which images, as the network takes them, it was trained on; None if unknown.
         batch_size: files read at a time.
         strict: whether an unreadable file is an error.
         progress: called with the number of files done since the last call.

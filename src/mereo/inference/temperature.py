@@ -131,7 +131,7 @@ def calibrate(model: VisionModel, validation: Images, test: Images | None = None
     Args:
         model: a classifier; it runs in eval mode and is left as it was.
         validation: images of one label each, not trained on.
-        test: others, of which at most 2,000 are used; None measures on the validation images only.
+        test: other images, at most 2,000 of which are used; None measures on the validation images only.
     """
     answers = collect_answers(model, validation)
     temperature = fit_temperature(answers.scores, answers.labels)

@@ -104,7 +104,7 @@ class InvertedBottleneck(nn.Module):
         return *same_padding(width, 3, self.stride), *same_padding(height, 3, self.stride)
 
     def folded(self) -> Weights:
-        """Weights with the norms folded in: W_1 h_1 diag(h_0), its bias, and those of the depthwise convolution.
+        """Weights with norms folded in: W_1 h_1 diag(h_0), its bias, weight and bias of the depthwise convolution.
 
         norm(x) = h x + c,   h = g / sqrt(v + eps),   c = b - m h
         """

@@ -27,7 +27,7 @@ class SelfAttention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def mix(self, cells: Tensor) -> Tensor:
-        """[softmax(q k^T / sqrt(dim / heads)) v, ...], before W_o. Shapes: those of the layer."""
+        """[softmax(q k^T / sqrt(dim / heads)) v, ...], before W_o. Shapes: as for the layer."""
         parts = self.qkv(cells).flatten(1, -2).unflatten(-1, (3, self.num_heads, -1))
         q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
         return attend(q, k, v, self.coupling).transpose(1, 2).reshape(cells.shape)

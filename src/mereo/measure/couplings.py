@@ -130,7 +130,7 @@ def coupling_effect(
 def coupling_effect_of_task(
     model: VisionModel, split: Images, task: Task, own: float, *, batch_size: int = BATCH, seed: int = 0
 ) -> CouplingEffect | None:
-    """The same for the metric by which any task chooses.
+    """The same for the metric that a task chooses models by, for any task.
 
     Args:
         own: its value with the network's own couplings.

@@ -66,7 +66,7 @@ class Robustness:
 
 
 def beside_plain(measured: Mapping[str, Robustness], plain: Collection[str]) -> list[str]:
-    """A line for each measurement: the best network, the best plain one, and how many differ clearly from the latter.
+    """A line for each measurement: the best network, the best plain one, and how many differ clearly from that.
 
     Clearly is by more than two standard errors, and for the calibration error by more than CALIBRATION_APART.
 

@@ -196,8 +196,8 @@ def without_recorded_images(
     root: str | None,
     split: str,
 ) -> Images:
-    """The images of a test split without those that the run was trained on, or chose its epoch by; a warning gives
-    their number. Of its own data, whose test images the run itself was evaluated on, they are only counted."""
+    """The images of a test split that the run was not trained on, and did not choose its epoch by; a warning gives the
+    number of the others. In the run's own data, on whose test images it was evaluated, these are only counted."""
     if split != "test" or images.serves != "images":
         return images
     trained_on = recorded_images(source, images, model.image_shape[1:])

@@ -1,7 +1,7 @@
 """Mechanisms by name in the slots of blocks: a factory fills in width, heads and sizes, and converts shapes.
 
-Blocks state what they offer (channels, heads, rows and columns) and know no mechanism. A mechanism whose interface is
-another than that of the slot stands in an adapter: the patch tokens of a transformer are a map, and the cells of a map
+Blocks state what they offer (channels, heads, rows and columns) and know no mechanism. A mechanism whose interface
+differs from the slot's is wrapped in an adapter: the patch tokens of a transformer are a map, and the cells of a map
 are tokens.
 """
 
@@ -189,7 +189,7 @@ class Adapted(nn.Module):
         size: rows and columns of the patches, for a mechanism of maps among tokens.
         prefix: tokens before the patches that the mechanism does not see.
 
-    Shapes: those of the slot.
+    Shapes: as the slot's interface.
     """
 
     def __init__(

@@ -46,14 +46,14 @@ def _numbers_in(value: Any) -> Iterator[int | float]:
 
 
 def as_tuples(value: Any) -> Any:
-    """A plain value with its lists as tuples, as arguments of constructors are; also those inside tables."""
+    """A plain value with its lists as tuples, which constructors take; also lists inside tables."""
     if isinstance(value, dict):
         return {key: as_tuples(entry) for key, entry in value.items()}
     return tuple(as_tuples(entry) for entry in value) if isinstance(value, tuple | list) else value
 
 
 def absent_argument(name: str, argument: str, known: Mapping[str, Any]) -> UsageError:
-    """The error for an argument that a network does not have; of one of timm's, why not, and what it has instead.
+    """The error for an argument that a network does not have; timm's arguments get the reason and the replacement.
 
     Args:
         name: of the network.
@@ -82,7 +82,7 @@ def check_arguments(
         if not all(-_LARGEST < number < _LARGEST for number in _numbers_in(value)):
             raise UsageError(f"{argument} of {name} has a number that is not between -2^31 and 2^31.")
         default = defaults[argument]
-        # The constructor checks what may be of several types: None or a number, a side or a pair of them.
+        # The constructor checks arguments of several types: None or a number, one side or a pair.
         if default is not None and argument != "img_size":
             kinds = get_args(hints.get(argument))
             any_length = Ellipsis in kinds
@@ -101,7 +101,7 @@ def check_arguments(
 
 
 def _check_hint(given: str, value: Any, hint: Any) -> None:
-    """UsageError for a value of a type that the annotation does not name; what is in a list the network checks."""
+    """UsageError for a value of a type that the annotation does not name; the network checks the items of lists."""
     kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     holds = isinstance(value, tuple | list | dict)
     if Any in kinds or not (holds or type(value) in (bool, int, float, str)):

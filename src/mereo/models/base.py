@@ -33,11 +33,11 @@ def check_sides(given: str, sides: tuple[int, int], steps: tuple[int, int]) -> N
 
 
 def grid_of_cells(height: int, width: int, step: int, *, prefix: int = 0, partial: bool = True) -> Grid:
-    """The cells of a map that has one for every `step` pixels of an image.
+    """The cells of a map with one cell for every `step` pixels of an image.
 
     Args:
-        prefix: tokens before the cells, without a place.
-        partial: whether pixels at the end that do not fill a cell have one.
+        prefix: number of tokens before the cells, which have no position.
+        partial: whether leftover pixels at the end, too few for a cell, get one.
     """
     rest = step - 1 if partial else 0
     return Grid((height + rest) // step, (width + rest) // step, 1, step / 2, step, prefix=prefix)
@@ -60,7 +60,7 @@ class VisionModel(Network):
         image_shape: (channels, height, width) the network was made for.
         feature_info: of each stage, in order: {"num_chs": channels, "reduction": pixels per cell, "module": name of
             the last module of the stage}.
-        neck_inputs: numbers of the stages whose maps the neck takes; the last one where it is not set.
+        neck_inputs: numbers of the stages whose maps the neck takes; the last one by default.
         grad_checkpointing: whether stages are computed again in the backward pass, set by `set_grad_checkpointing`.
         first_conv, classifier: names of the modules that depend on in_chans and num_classes.
         classifier_parts: names of the attributes that `reset_classifier` replaces.
@@ -91,7 +91,7 @@ class VisionModel(Network):
 
     @property
     def score_kind(self) -> str:
-        """The kind of scores: "logits", or, between 0 and 1 each, "lengths" or "activations" of class capsules."""
+        """The kind of scores: "logits", or "lengths" or "activations" of class capsules, which lie between 0 and 1."""
         return "logits"
 
     @property
@@ -100,7 +100,7 @@ class VisionModel(Network):
         return self.num_features
 
     def capsules(self, images: Tensor) -> Capsules | None:
-        """The class capsules of images; None of a network without them."""
+        """The class capsules of images; None for a network without them."""
         return None
 
     # --- what a network defines -------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class VisionModel(Network):
         return self.head(self.pool(features))
 
     def as_map(self, tensor: Tensor, norm: bool) -> Tensor:
-        """The output of a stage as (batch, channels, rows, columns), through the network's last norm where asked.
+        """The output of a stage as (batch, channels, rows, columns), through the network's last norm if asked.
 
         Convolutional networks return such maps and have no norm of that kind, so that this changes nothing.
         """
@@ -143,9 +143,9 @@ class VisionModel(Network):
         """A new head for `num_classes`, which is above 0."""
 
     def place_couplings(self, height: int, width: int) -> None:
-        """Store in the couplings where on images of this size their senders and receivers are.
+        """Store in the couplings the positions of their senders and receivers on images of this size.
 
-        By default those of a stage are the cells of its map, one for every `reduction` pixels.
+        By default the senders and receivers of a stage are the cells of its map, one for every `reduction` pixels.
         """
         for stage in self.feature_info:
             grid = grid_of_cells(height, width, stage["reduction"], partial=self.partial_cells)
@@ -154,7 +154,7 @@ class VisionModel(Network):
                     module.senders = module.receivers = grid
 
     def resize_tensors(self, tensors: dict[str, Tensor], img_size: tuple[int, int]) -> dict[str, Tensor]:
-        """The weights of such a network for images of another size, as this one has them: tables of positions.
+        """Weights of such a network for another image size, resized to this network's: tables of positions.
 
         Args:
             tensors: of a network that was made for `img_size`.
@@ -167,7 +167,7 @@ class VisionModel(Network):
         """Outputs of the stages in `wanted`, by number; stages after the last of them do not run."""
         self.check_images(images)
         if self.channels_last and images.stride(1) != 1 and not torch.compiler.is_compiling():
-            # A copy, because grey images count as contiguous in both layouts, and convolutions take them as the other.
+            # A copy, because grey images count as contiguous in both layouts, and convolutions pick the other one.
             images = images.clone(memory_format=torch.channels_last)
         kept, current = {}, images
         run: Callable[[int, Tensor], Tensor] = self.stage
@@ -191,7 +191,7 @@ class VisionModel(Network):
         return self.neck([maps[index] for index in inputs])
 
     def forward_head(self, features: Any, pre_logits: bool = False) -> Tensor:
-        """Scores (batch, classes) of what `forward_features` returns, or the pooled features (batch, num_features)."""
+        """Scores (batch, classes) from the output of `forward_features`, or pooled features (batch, num_features)."""
         return self.pool(features) if pre_logits or self.headless else self.classify(features)
 
     def forward_intermediates(
@@ -207,8 +207,8 @@ class VisionModel(Network):
 
         Args:
             indices: numbers of the stages, negative ones from the end; a number n means the last n, None all.
-            norm: apply the network's last norm to the maps, where it has one.
-            stop_early: run no stage after the last one wanted; only where `intermediates_only`.
+            norm: apply the network's last norm to the maps, if it has one.
+            stop_early: run no stage after the last one wanted; only with `intermediates_only`.
             output_fmt: "NCHW" or "NLC".
             intermediates_only: return only the maps, not (features, maps).
 
@@ -226,7 +226,7 @@ class VisionModel(Network):
         return taken if intermediates_only else (self.neck([maps[index] for index in inputs]), taken)
 
     def stage_numbers(self, indices: int | Sequence[int] | None = None) -> list[int]:
-        """Stages from 0, as `forward_intermediates` and `out_indices` name them; UsageError if there is no such one."""
+        """Stages from 0, as `forward_intermediates` and `out_indices` name them; UsageError if one does not exist."""
         count = len(self.feature_info)
         if count == 0:
             raise UsageError(f"{type(self).__name__} has no stages, so it has no intermediate maps.")

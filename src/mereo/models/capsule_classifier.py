@@ -61,7 +61,7 @@ class CapsuleClassifier(VisionModel):
         return self.class_capsules(features).activation
 
     def place_couplings(self, height: int, width: int) -> None:
-        """Nothing: a capsule network places its couplings when it is built."""
+        """Does nothing: a capsule network places its couplings when it is built."""
 
     def _renew_classifier(self) -> None:
         super()._renew_classifier()

@@ -12,7 +12,7 @@ Sides = tuple[int, int]
 
 
 class Grids(NamedTuple):
-    """The grids of patches of the maps used, from fine to coarse, of trained weights and of a network."""
+    """Patch grids of the maps used, from fine to coarse: of trained weights, and of the network that takes them."""
 
     old: Sequence[Sides]
     new: Sequence[Sides]
@@ -35,7 +35,7 @@ def over_grid(weight: Tensor, old: Sides, new: Sides) -> Tensor:
 
 
 def nearest_members(old: Sides, new: Sides, old_members: int, new_members: int) -> Tensor:
-    """For the capsules grouped under the cells of a new grid: the place of one under the nearest cell of the old grid.
+    """For each capsule grouped under a cell of the new grid, the index of one under the nearest cell of the old grid.
 
     Shapes: -> int64 (cells of new * new_members,).
     """
@@ -58,9 +58,9 @@ def resize_routings(
         tensors: of a network with the old grids.
         grids: of the maps used.
         scales: numbers of the maps.
-        members: of the old and of the new grids, how many capsules lie under a cell in the middle routing and in the
+        members: for the old and the new grids, the number of capsules under a cell in the middle routing and in the
             head.
-        sums: whether parents sum over the senders, so that fewer or more of them need longer or shorter votes.
+        sums: whether parents sum over the senders, so that votes must be rescaled for another number of senders.
     """
     adapted = dict(tensors)
     for i, old, new in zip(scales, *grids, strict=True):

@@ -26,13 +26,13 @@ def _still_statistics(model: nn.Module) -> Iterator[None]:
 
 
 def checkpointed(model: nn.Module, stage: Callable[[int, Tensor], Tensor]) -> Callable[[int, Tensor], Tensor]:
-    """`stage` with what it computes inside kept only during the call."""
+    """`stage`, which keeps its intermediate tensors only during the call."""
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), _still_statistics(model)
 
     def run(index: int, inputs: Tensor) -> Tensor:
-        # The compiler takes no contexts of this kind.
+        # torch.compile does not support such contexts.
         options: dict[str, Any] = {} if torch.compiler.is_compiling() else {"context_fn": contexts}
         return checkpoint(stage, index, inputs, use_reentrant=False, **options)
 

@@ -110,7 +110,7 @@ def _live(source: nn.Module) -> Layout:
 
 
 def _preset(source: nn.Module, layout: Layout) -> str:
-    """The preset of ours with the name of theirs, or the first of the family."""
+    """Our preset of the same name as theirs, or the first of the family."""
     configuration = getattr(source, "pretrained_cfg", None) or {}
     name = str(configuration.get("architecture") or "")
     if is_model(name) and get_model_entry(name).module is layout.module:
@@ -134,14 +134,14 @@ def _names(model: VisionModel, layout: Layout) -> dict[str, str]:
 
 
 def _arguments(source: nn.Module, layout: Layout) -> dict[str, Any]:
-    """The arguments of ours that a live network shows; UsageError for one that is not as its library builds it."""
+    """Our arguments, read from a live network; UsageError if it differs from what its library builds."""
     assert layout.arguments is not None
     try:
         return dict(layout.arguments(source))
     except FAILURES as error:
         raise UsageError(
-            f"this {type(source).__name__} has no counterpart in mereo: it is not as {layout.library} builds those that"
-            f" have one ({type(error).__name__}: {cut(first_line(error), 200)})."
+            f"this {type(source).__name__} has no counterpart in mereo: it differs from what {layout.library}"
+            f" builds ({type(error).__name__}: {cut(first_line(error), 200)})."
         ) from error
 
 
@@ -151,9 +151,9 @@ def _from_live(
     """A network of ours for a live one.
 
     Args:
-        given: arguments of ours that the live one does not show.
-        preset: of ours; by default the one of the same name.
-        check: whether it may be other than its library makes it.
+        given: our arguments that cannot be read from the live network.
+        preset: our preset; by default the one of the same name.
+        check: compare the network with what its library makes; False trusts it.
     """
     layout = _live(source)
     if preset is not None and get_model_entry(preset).module is not layout.module:
@@ -282,18 +282,18 @@ def convert(
 
     Both networks are compared before a live one is converted: the same random weights and one random image must give
     the same, in float64 to 1e-7 of the largest output. Of tensors alone, names and shapes are compared; what no shape
-    shows, such as numbers of heads, sizes of windows and activations, is that of the preset named by `model`, or of
+    shows, such as numbers of heads, sizes of windows and activations, comes from the preset named by `model`, or from
     `arguments`.
 
     Args:
         source: a live network of timm (`to="mereo"`) or of mereo (`to="timm"`); or a mapping of tensors or a
             .safetensors file under the names of timm or of the authors' code, with `model`.
-        model: which network the tensors of a mapping or file belong to, one of `mereo.list_models()`; of a live
+        model: which network the tensors of a mapping or file belong to, one of `mereo.list_models()`; for a live
             network by default the preset of the same name.
         to: "mereo" or "timm".
-        arguments: of `create_model`, where the tensors are not of the preset; num_classes and in_chans are read from
-            the tensors where they are not given. Of a live network most are read, of a ByobNet only the classes, the
-            colours, the image size and the rates of dropout.
+        arguments: of `create_model`, if the tensors are not of the preset; num_classes and in_chans are read from the
+            tensors by default. From a live network most are read, from a ByobNet only the classes, the colours, the
+            image size and the rates of dropout.
 
     Returns:
         A network with the same weights, device, type and mode, and the same parameters frozen: its outputs agree to
@@ -311,10 +311,10 @@ def convert(
         if model is not None or arguments:
             raise UsageError(f"model is {model!r}, and source is a network of mereo, which states it; leave it out.")
         if not isinstance(source, VisionModel):
-            raise UsageError(f"source is {type_of(source)}; to timm goes a network of mereo.")
+            raise UsageError(f"source is {type_of(source)}; only networks of mereo are converted to timm.")
         return _to_timm(source)
     if to != "mereo":
-        raise UsageError(f"to is {to!r}, and source is no network; tensors of other libraries go to mereo.")
+        raise UsageError(f"to is {to!r}, and source is no network; tensors are converted to 'mereo' only.")
     if model is None:
         raise UsageError("model is None; give the name of the network that the tensors belong to.")
     if not isinstance(source, Mapping):
@@ -322,7 +322,7 @@ def convert(
     for name, value in source.items():
         dense = isinstance(value, Tensor) and value.layout == torch.strided
         if not dense or value.is_meta or value.is_quantized:
-            raise UsageError(f"source has {name!r}, which is no tensor of dense numbers; give names and such tensors.")
+            raise UsageError(f"source has {name!r}, which is no dense tensor; give names with dense tensors.")
     return _from_tensors(source, model, arguments)
 
 
@@ -358,7 +358,7 @@ def timm_weights(name: str, tag: str | None = None) -> str:
 
 
 def timm_normalisation(name: str, tag: str | None = None) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of the channels for which timm's weights of a preset were trained."""
+    """Mean and standard deviation of the channels with which timm's weights of a preset were trained."""
     configuration = import_timm().get_pretrained_cfg(timm_weights(name, tag))
     return tuple(configuration.mean), tuple(configuration.std)
 
@@ -373,7 +373,7 @@ def from_timm_checkpoint(name: str, arguments: Mapping[str, Any], tag: str | Non
     given = {key: value for key, value in arguments.items() if key in ("num_classes", "in_chans", "img_size")}
     others = sorted(arguments.keys() - given.keys())
     if others:
-        raise UsageError(f"weights are timm's, which fit the preset; leave out {', '.join(others)}.")
+        raise UsageError(f"weights are timm's, which fit the preset only; leave out {', '.join(others)}.")
     theirs, changed = timm_weights(name, tag), {}
     try:
         given |= {"pretrained": True, **without_network(timm, theirs)}
@@ -386,7 +386,7 @@ def from_timm_checkpoint(name: str, arguments: Mapping[str, Any], tag: str | Non
             source = timm.create_model(theirs, **given)
     except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(
-            f"timm's weights of {theirs} could not be had ({cut(first_line(error), LONGEST_REASON)}); with a network"
+            f"timm's weights of {theirs} could not be loaded ({cut(first_line(error), LONGEST_REASON)}); with a network"
             " they are downloaded once, and without one give their file as weights."
         ) from error
     return _from_live(source, changed, name, check=False).train()

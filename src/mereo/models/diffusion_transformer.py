@@ -14,7 +14,7 @@ from mereo.mechanisms.attention.sparse import MoHAttention
 from mereo.mechanisms.attention.sparse.head_schedules import SCHEDULES, HeadSchedule, get_schedule
 
 FREQUENCIES = 256
-"""Sines and cosines of the time."""
+"""Number of sines and cosines of the time."""
 STEPS = 10_000.0
 """The longest wave of positions and of the time, over the shortest."""
 

@@ -14,7 +14,7 @@ from mereo.models.base import VisionModel
 
 
 def _interface(model: VisionModel) -> dict[str, object]:
-    """What members must share, so that the same images and the same classes are given to all."""
+    """What members must share, so that all take the same images and score the same classes."""
     cfg = model.pretrained_cfg
     return {
         "image_shape": model.image_shape, "num_classes": model.num_classes, "class_names": model.class_names,
@@ -27,7 +27,7 @@ class Ensemble(nn.Module):
 
     s(x) = sum_k w_k s_k(x),   w_k >= 0,   sum_k w_k = 1
 
-    The classes are ranked as by any other positive multiple of the weights, and lengths of capsules stay below 1.
+    Scaling all weights would not change the ranking of the classes; with a sum of 1, capsule lengths stay below 1.
 
     Args:
         members: networks such as `mereo.load` gives, of one image shape, normalisation, kind of scores and list of
@@ -37,7 +37,7 @@ class Ensemble(nn.Module):
     Shapes: images (batch, channels, height, width) -> scores (batch, classes).
 
     Raises:
-        UsageError: for members that differ, or weights that are no weights.
+        UsageError: for members that differ, or invalid weights.
 
     Reference: arXiv:1904.09546.
     """
@@ -51,7 +51,7 @@ class Ensemble(nn.Module):
             for name, value in _interface(member).items():
                 if value != first[name]:
                     raise UsageError(
-                        f"{name} of members[{number}] is {value!r}, and of the first {first[name]!r}; give networks"
+                        f"{name} of members[{number}] is {value!r}, and of members[0] {first[name]!r}; give networks"
                         " for the same images and classes."
                     )
         shares = [1.0] * len(members) if weights is None else [float(weight) for weight in weights]

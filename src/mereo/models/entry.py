@@ -63,7 +63,7 @@ class ModelEntry:
         aliases: other names that `create_model` takes for it.
         short: other names of arguments, such as `keep` for "mechanism_args.keep", an entry of a table; files of earlier
             versions have them too.
-        reconstruction: why it is a reconstruction, where the equations of its source were not available; "" if not.
+        reconstruction: why it is a reconstruction (its source's equations were not available); "" if it is none.
         mean, std: normalisation of images in [0, 1]: a number, or one for each channel.
         interpolation: how images are resized: one of INTERPOLATIONS.
         crop_pct: share of the resized image that the crop keeps.
@@ -106,7 +106,7 @@ class ModelEntry:
         return self.citation.link
 
     def full(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The same arguments by their full names; those of a table are added to the preset's, or to the table given."""
+        """The same arguments by their full names; a table adds to the preset's table, or to the given one."""
         return full_names(given, self.short, self.arguments)
 
     def resolve(self, given: Mapping[str, Any]) -> dict[str, Any]:

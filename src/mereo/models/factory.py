@@ -76,15 +76,15 @@ def create_model(
 ) -> VisionModel | FeatureMaps:
     """Create a published network.
 
-    If timm has a model of the same name, this creates mereo's; in timm that is called "mereo_" and the name.
+    If timm has a model of the same name, this creates mereo's, which timm lists under "mereo_" and the name.
 
     Args:
         name: one of `list_models()`, an alias of it, or one of `list_models(pretrained=True)`, whose weights it then
             gets; or a network of another library, such as "timm:resnet18" or "torchvision:resnet18".
-        pretrained: start with bundled weights: the data set they were trained on, such as "mnist",
-            or True for the one whose images are the preset's, or the only one; of a network of another library, and of
-            one that timm has too and that has no bundled weights, those published there. Other numbers of classes and
-            colours may be given: the head is then new and the first convolution adapted. All else is as trained.
+        pretrained: start with bundled weights: name their data set, such as "mnist", or give True for the data set
+            whose images have the preset's size, or the only one. Networks of other libraries, and networks that timm
+            has too and that have no bundled weights, get the published ones. Other numbers of classes and colours may
+            be given: the head is then new and the first convolution adapted. Everything else is as trained.
         num_classes: how many classes; 0 gives the features instead of scores.
         in_chans: channels of the images.
         img_size: side of the images, or (height, width).
@@ -94,7 +94,7 @@ def create_model(
             the authors; other numbers of classes and colours may be given, as with `pretrained`. A network on a
             backbone gives them to its backbone, and takes a bundled name as well.
         features_only: return a backbone that gives the maps of its stages, see `FeatureMaps`.
-        out_indices: the stages whose maps a backbone gives; all by default. Of a network on a backbone, the stages
+        out_indices: the stages whose maps a backbone gives; all by default. For a network on a backbone, the stages
             that it uses.
         kwargs: any other argument of the network, such as `patch_size` of MSPCaps. None means "the preset's". `surgery`
             is a list of {"name": ..., "args": {...}} of functions of `mereo.surgery`, which are done to the network in
@@ -132,8 +132,8 @@ def create_model(
 
 
 def published_weights(entry: ModelEntry, pretrained: bool | str = True) -> str | None:
-    """The `weights` that `pretrained` stands for where they are a library's: of its own networks, and of presets of the
-    same name without bundled weights."""
+    """The `weights` that `pretrained` stands for, if a library publishes them: for its own networks, and for presets of
+    the same name without bundled weights."""
     if (library := library_of(entry.name)) is not None:
         return library if pretrained is True else f"{library}.{pretrained}"
     if pretrained is not True or tags_of(entry.name) or not has_timm_weights(entry.name):

@@ -14,7 +14,7 @@ class FeatureInfo:
 
     Args:
         stages: `feature_info` of the network.
-        out_indices: the stages whose maps come out.
+        out_indices: the stages whose maps are returned.
     """
 
     def __init__(self, stages: Sequence[Mapping[str, Any]], out_indices: Sequence[int]) -> None:
@@ -22,7 +22,7 @@ class FeatureInfo:
         self.out_indices = tuple(out_indices)
 
     def get(self, key: str) -> list[Any]:
-        """One entry of every map that comes out."""
+        """One field of every output map."""
         return [self.info[index][key] for index in self.out_indices]
 
     def channels(self) -> list[int]:
@@ -38,7 +38,7 @@ class FeatureInfo:
         return self.get("module")
 
     def get_dicts(self) -> list[dict[str, Any]]:
-        """All entries of every map that comes out."""
+        """All fields of every output map."""
         return [self.info[index] for index in self.out_indices]
 
 

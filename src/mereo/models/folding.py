@@ -64,7 +64,7 @@ def _fold(module: nn.Module) -> nn.Module:
         setattr(module, name, _fold(child))
     if isinstance(module, nn.Sequential):
         _fold_norms(module)
-    # The form for inference computes nothing that a hook reads or changes, nor what an adapter adds.
+    # The form for inference would skip hooks and adapters.
     inside = (each for child in module.children() for each in child.modules())
     called = hooked(module) or must_be_called(*inside)
     if not isinstance(module, Foldable) or _FOLDED in module.__dict__ or called:
@@ -81,7 +81,7 @@ def folded(model: Model) -> Model:
 
     Every batch normalisation directly after a convolution in a sequence is folded into it, modules that have a form
     for inference (see `Foldable`) take it, and the copy is in channels-last memory if the network declares that to be
-    faster. Modules with forward hooks or layers of other libraries, and those that hold them, stay as they are. Its
+    faster. Modules with forward hooks or layers of other libraries, and their parent modules, stay as they are. Its
     weights no longer match the architecture, so it cannot be saved; keep the model itself for that.
 
     Args:

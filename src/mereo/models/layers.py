@@ -43,7 +43,7 @@ def parameter_groups(
 
     Args:
         parameters: names and parameters; parameters without a gradient are left out.
-        depths: the layer of each, of `layer_depths`.
+        depths: the layer of each, from `layer_depths`.
         undecayed: names without weight decay, in addition to vectors.
         weight_decay, layer_decay: as `VisionModel.parameter_groups` takes them.
     """

@@ -54,10 +54,10 @@ class Layout:
         library: "timm", or "official" for the code of the authors.
         module: mereo's class.
         classes: names of the other library's classes.
-        pairs: of a network of ours, every module and tensor with its name there. A more exact name goes before the
-            module that holds it.
-        arguments: reads from a live network of the other library all arguments of ours in which it may differ from a
-            preset.
+        pairs: for a network of ours, every module and tensor with its name there. A more exact name comes before the
+            module that contains it.
+        arguments: a function that reads from a live network of the other library all our arguments that may differ
+            from a preset's.
         ignored: tensors of theirs that ours does not need, such as index tables, by the end of their name.
     """
 

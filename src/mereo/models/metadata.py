@@ -1,6 +1,6 @@
 """What a weight file states about its network, checked before anything is built from it.
 
-A file may come from anywhere. Its metadata reaches a network only where it is of the right kind and within bounds, and
+A file may come from anywhere. Its metadata reaches a network only if it is of the right kind and within bounds, and
 a network of the stated size is built only once the tensors in the file are known to fill it.
 """
 
@@ -21,10 +21,10 @@ FORMAT = 1
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos", "box", "hamming")
 LEAST_CROP = 0.05
 MOST_PIXELS = 2**24
-"""Of the image that the central crop is taken from."""
+"""Largest number of pixels of the image that the central crop is taken from."""
 LEAST_STD = 1e-6
 LONGEST_TEXT = 10_000
-"""Characters of one text in the metadata, such as a licence or a command."""
+"""Largest number of characters of one text in the metadata, such as a licence or a command."""
 _DEEPEST, _LARGEST = 3, 1e6
 
 
@@ -35,9 +35,9 @@ class Description:
     Attributes:
         model: its name in the catalogue.
         arguments: of its constructor.
-        class_names: of the scores, in order; empty where the file has none.
+        class_names: of the scores, in order; empty if the file has none.
         preprocessing: fields that take the place of the preset's in `pretrained_cfg`.
-        surgery: {"name": in `mereo.surgery.SURGERIES`, "args": by name} of each that it went through, in order.
+        surgery: {"name": in `mereo.surgery.SURGERIES`, "args": by name} for each surgery of the network, in order.
     """
 
     model: str
@@ -110,7 +110,7 @@ def describe(path: Path, metadata: Mapping[str, Any]) -> Description:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a finite number, and not a switch."""
+    """Whether a value is a finite number, and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
 
 
@@ -131,7 +131,7 @@ def check_description(path: Path, description: Description, model: VisionModel) 
 def check_preprocessing(path: Path, cfg: Mapping[str, Any], model: VisionModel) -> None:
     """UsageError unless every input that is prepared according to `cfg` fits a network, and takes little memory.
 
-    Of images the statistics are finite, std at least 1e-6; the central crop keeps at least 0.05 of a side, and the
+    For images, mean and std are finite, std at least 1e-6; the central crop keeps at least 0.05 of a side, and the
     image that it is taken from has at most 2^24 pixels.
     """
     if cfg.get("input_size") != model.input_shape:
@@ -168,13 +168,13 @@ SCORES: dict[str, type | tuple[type, ...]] = {
 def check_kinds(table: Any, kinds: Mapping[str, type | tuple[type, ...]], what: str) -> None:
     """UsageError unless `table` is a table that has every name of `kinds`, with a value of that kind.
 
-    Numbers are finite, no larger than float32 holds, and no switches.
+    Numbers are finite, no larger than float32 holds, and not bools.
     """
     if not isinstance(table, dict):
         raise UsageError(f"{what} is not a table of names and values; it was not written by mereo.")
     for name, kind in kinds.items():
         value = table.get(name)
-        # Written so that a NaN is wrong too.
+        # Written so that NaN fails too.
         wrong_number = isinstance(value, int | float) and (isinstance(value, bool) or not abs(value) <= _LARGEST_FIGURE)
         if not isinstance(value, kind) or wrong_number:
             shown = repr(value)[:60] if name in table else "missing"
@@ -195,7 +195,7 @@ def check_results(results: Any, task: str, what: str) -> None:
 
 
 def check_record(record: Mapping[str, Any], what: str) -> None:
-    """UsageError unless what is kept of the run that made some weights is of the right kinds, where it is there."""
+    """UsageError unless the fields that a weight file has about its run are of the right types; any may be missing."""
     kinds: dict[str, type] = {"task": str, "task_options": dict, "data": str, "command": str, "seed": int, "epoch": int}
     check_kinds(dict(record), {name: kinds[name] for name in kinds if name in record}, what)
     for name in ("data", "command"):

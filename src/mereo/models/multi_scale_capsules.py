@@ -32,9 +32,9 @@ class MultiScaleCapsules(CapsuleClassifier):
 
     Attributes:
         scales: numbers of the maps used, ascending.
-        places: of each scale, where its patches sit on the image.
+        places: the positions of each scale's patches on the image.
         patchify: makes the patch capsules, by the number of the scale as text.
-        middle: the routing before the last one, where there are three scales.
+        middle: the routing before the last one, with three scales only.
         cross_agreement: options of every routing.
         out_dim: pose of the class capsules.
 
@@ -50,7 +50,7 @@ class MultiScaleCapsules(CapsuleClassifier):
     out_dim: int
 
     def _build_cross_agreement(self, dims: Mapping[int, int], mid_dim: int) -> None:
-        """Sizes of what enters the last routing, and the routing before it where there are three scales."""
+        """Store the sizes of what the last routing reads; with three scales, make the routing before it."""
         fine, coarse = self.scales[0], self.scales[:2][-1]
         grids = {i: (place.rows, place.columns) for i, place in self.places.items()}
         counts = {i: rows * columns for i, (rows, columns) in grids.items()}

@@ -1,4 +1,4 @@
-"""The base of all networks: an encoder and a head, and what their output is."""
+"""The base of all networks: an encoder and a head, and the kinds of inputs and outputs."""
 
 import json
 from abc import abstractmethod
@@ -51,18 +51,18 @@ class Network(WeightSources, nn.Module):
         output_kind: one of OUTPUT_KINDS.
         input_kind: one of INPUT_KINDS.
         outputs_argument: the argument of the constructor that the data decide, such as the number of classes; None
-            where the size of the output does not follow from the data.
+            if the size of the output does not follow from the data.
         num_classes: number of scores at a place; 0 for a network without scores, such as an embedding.
         num_features: size of the features before the head.
         pretrained_cfg: preprocessing and provenance under timm's field names, set by `create_model`.
-        class_names: of the scores, in order, set by `load`; empty where they have none.
+        class_names: of the scores, in order, set by `load`; empty if they have none.
         metadata: everything saved with the weights, set by `load`.
         classifier: name of the module that depends on `outputs_argument`.
         classifier_parts: names of the attributes that it consists of.
         unscored_parts: names of the parts on which no output depends, such as a decoder.
-        default_loss: the loss it is trained with where none is given.
-        usual_rate: the peak rate of AdamW that it is trained with, in batches of 32 and more, where none is given.
-        has_capsules: whether its scores are those of class capsules, which a method `capsules` returns.
+        default_loss: the loss it is trained with by default.
+        usual_rate: the peak rate of AdamW that it is trained with, in batches of 32 and more, by default.
+        has_capsules: whether its scores come from class capsules, which a method `capsules` returns.
         channels_last: whether its convolutions are faster on a CPU in channels-last memory. Images are then converted
             to it, whatever their layout, and the maps keep it; training also converts the filters of convolutions.
             `create_model` leaves them contiguous, as files of weights need them.
@@ -113,7 +113,7 @@ class Network(WeightSources, nn.Module):
 
     @classmethod
     def class_for(cls, arguments: Mapping[str, Any]) -> "type[Network]":
-        """The class that is built for these arguments: itself, or of a network with several forms the form chosen."""
+        """The class that is built for these arguments: itself, or the chosen form of a network with several forms."""
         return cls
 
     @classmethod
@@ -123,7 +123,7 @@ class Network(WeightSources, nn.Module):
 
     @classmethod
     def older_arguments(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments that files state only since they exist, with the values that older files have of them.
+        """Arguments that older files do not contain, with the values that those files imply.
 
         Args:
             arguments: as a file states them.
@@ -143,7 +143,7 @@ class Network(WeightSources, nn.Module):
 
     @abstractmethod
     def forward_head(self, features: Any, pre_logits: bool = False) -> Tensor:
-        """The head: the outputs of what `forward_features` returns, or with `pre_logits` what its last layer reads."""
+        """The head: outputs from what `forward_features` returns, or with `pre_logits` the input of its last layer."""
 
     @abstractmethod
     def layer_depths(self) -> dict[str, int]:
@@ -160,7 +160,7 @@ class Network(WeightSources, nn.Module):
     # --- what every network has -------------------------------------------------------------------------------------
 
     def example_inputs(self, count: int) -> Tensor:
-        """Random inputs of the shape that the network was made for, on its device, in [0, 1], given their number."""
+        """`count` random inputs of the shape that the network was made for, on its device, in [0, 1]."""
         like = next(self.parameters())
         return torch.rand(count, *self.input_shape, device=like.device, dtype=like.dtype)
 

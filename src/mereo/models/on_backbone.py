@@ -112,7 +112,7 @@ class OnBackbone(VisionModel):
         if library == "timm":
             source = from_timm_checkpoint(name, {"in_chans": self.image_shape[0], "img_size": size}, tag or None)
         elif isinstance(self.backbone, FeatureMaps) and not is_described(path := weights_file(weights)):
-            # Of another library, by the names of its tensors.
+            # A file of another library, recognised by the names of its tensors.
             source = cast(VisionModel, convert(path, model=name, img_size=size))
         else:
             source = load(weights)
@@ -122,7 +122,7 @@ class OnBackbone(VisionModel):
             return
         if not isinstance(self.backbone, FeatureMaps) or type(source) is not type(self.backbone.model):
             raise UsageError(f"weights is {weights!r}, those of {source.config['model']}; the backbone is {name!r}.")
-        # With no classes left, its classifier counts as one of other classes, and is not taken over.
+        # Without classes, the backbone's classifier counts as one for other classes, and is not filled.
         fill(self.backbone.model, source.state_dict(), source.config, weights)
 
     def _maps(self, images: Tensor, wanted: Collection[int]) -> dict[int, Tensor]:

@@ -51,7 +51,7 @@ def description_of(name: str) -> dict[str, Any]:
 def default_tag(model: str) -> str | None:
     """The data set that `pretrained=True` means: the only one, or the only one whose images have the preset's size.
 
-    Weights with an attribute, such as `cifar10_robust`, are named where they are wanted.
+    Weights with an attribute, such as `cifar10_robust`, must be named.
     """
     preset = get_model_entry(model).defaults
     tags = [tag for tag in tags_of(model) if description_of(f"{model}.{tag}").get("data", tag) == tag]
@@ -68,8 +68,8 @@ def choose_tag(model: str, pretrained: bool | str) -> str:
     if not tags:
         raise UsageError(
             f"pretrained is {pretrained!r}, but there are no bundled weights of {model!r}; there are"
-            f" {', '.join(list_pretrained()) or 'none'}, and those of other libraries, such as timm:resnet18; or give a"
-            " run or a file as weights."
+            f" {', '.join(list_pretrained()) or 'none'}, and weights of other libraries, such as timm:resnet18; or give"
+            " a run or a file as weights."
         )
     tag = default_tag(model) if pretrained is True else pretrained
     if tag is None:
@@ -97,7 +97,7 @@ class Filled:
 
     @property
     def resized(self) -> str | None:
-        """Effects of another image size, in words; None where nothing depends on it."""
+        """Effects of another image size, in words; None if nothing depends on it."""
         if self.sizes is None or not (self.moved or self.unfit):
             return None
         old, new = (f"{height}x{width}" for height, width in self.sizes)
@@ -107,13 +107,13 @@ class Filled:
 
 
 def check_same_surgery(model: VisionModel, metadata: Mapping[str, Any], source: str) -> None:
-    """UsageError unless a network went through the surgery that its weights are of."""
+    """UsageError unless a network went through the same surgery as its weights."""
     own, stated = (each.get("surgery", []) for each in (model.config, metadata))
     if own != stated:
         words = [", ".join(entry["name"] for entry in each) or "nothing" for each in (stated, own)]
         raise UsageError(
             f"the weights of {source} are of {metadata.get('model')} after {words[0]}, and this network went through"
-            f" {words[1]}, or with other arguments; mereo.load makes the network that the weights are of."
+            f" {words[1]}, or with other arguments; mereo.load makes the network that fits the weights."
         )
 
 
@@ -171,7 +171,7 @@ def _of_the_size(
     model: VisionModel, own: Mapping[str, Tensor], adapted: Mapping[str, Tensor], tensors: Mapping[str, Tensor],
     arguments: Mapping[str, Any],
 ) -> list[str]:  # fmt: skip
-    """The tensors of layers whose shape depends on the image size; none where the weights differ by more than that."""
+    """The tensors of layers whose shape depends on the image size; empty if the weights differ in more than that."""
     wrong = [name for name in own if name in adapted and own[name].shape != adapted[name].shape]
     if not wrong:
         return []

@@ -70,7 +70,7 @@ def _kind(module: nn.Module) -> str:
 
 
 def _own_hooks(module: nn.Module) -> list[str]:
-    """Forward hooks of a module that neither mereo nor PyTorch registered; theirs are states of a network, or watch."""
+    """Forward hooks of a module that neither mereo nor PyTorch registered; the others only keep state or observe."""
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
     named = [
         (getattr(hook, "__module__", ""), getattr(hook, "__qualname__", type(hook).__qualname__)) for hook in hooks
@@ -82,7 +82,7 @@ def changes(model: nn.Module, expected: nn.Module, state: Mapping[str, Tensor] |
     """In which modules, settings, names and shapes a network differs from another of the same config.
 
     Args:
-        state: tensors of the first, where they are not those it holds now.
+        state: tensors to use in place of the first network's own.
     """
     own, there = dict(model.named_modules()), dict(expected.named_modules())
     faults = [f"{name} is missing" for name in there if name not in own]
@@ -116,16 +116,16 @@ def check_dense(tensors: Mapping[str, Tensor], what: str) -> None:
 
 
 def checked(model: nn.Module, state: Mapping[str, Tensor] | None = None) -> VisionModel:
-    """The network, out of the wrapper of `torch.compile`; UsageError unless its config states all that it is.
+    """The network, out of the wrapper of `torch.compile`; UsageError unless its config describes it completely.
 
     Args:
-        state: its weights, where they are not those that it holds now.
+        state: weights to use in place of its present ones.
     """
     model = uncompiled(model)
     if not isinstance(model, Network) or not isinstance(getattr(model, "config", None), dict):
         raise UsageError(
             f"this {type(model).__name__} has no name and arguments; make it with create_model to save it. A copy by"
-            " fuse() has none, and of a network inside a wrapper the network itself is saved."
+            " fuse() has none; if the network is inside a wrapper, save the network itself."
         )
     try:
         json.dumps(model.config.get("surgery", []), allow_nan=False)

@@ -28,7 +28,7 @@ ALIASES: dict[str, str] = {}
 OWN = "own"
 """Stands before the colon in the names of networks that were given in Python."""
 LIBRARIES: dict[str, Callable[[str], ModelEntry]] = {}
-"""Other libraries, whose networks are named "library:network", with what makes their entries."""
+"""Other libraries, whose networks are named "library:network", with the functions that make their entries."""
 
 
 def register_library(name: str, entry: Callable[[str], ModelEntry]) -> None:
@@ -134,7 +134,7 @@ def build(name: str, surgery: Sequence[Mapping[str, Any]] = (), **given: Any) ->
 
     Args:
         name: of the preset.
-        surgery: {"name": in `mereo.surgery.SURGERIES`, "args": by name} of each that is done to it, in order.
+        surgery: {"name": in `mereo.surgery.SURGERIES`, "args": by name} for each surgery, in order.
         given: arguments of the network.
     """
     entry = get_model_entry(name)

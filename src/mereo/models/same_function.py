@@ -21,7 +21,7 @@ TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _NO_RATES = ("momentum", "eps", "scale", "temperature")
 FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""How a network fails that is not as its library builds it."""
+"""Errors of networks that differ from what their library builds."""
 
 
 def check_modules(source: nn.Module) -> None:
@@ -42,7 +42,7 @@ def check_modules(source: nn.Module) -> None:
 
 
 def check_tensors(source: nn.Module) -> None:
-    """UsageError for tensors on the meta device, sparse ones, and such of several types or devices."""
+    """UsageError for tensors on the meta device, sparse tensors, and tensors of several types or devices."""
     tensors = {**dict(source.named_parameters()), **dict(source.named_buffers())}
     check_dense(tensors, "source cannot be converted")
     numbers = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
@@ -53,7 +53,7 @@ def check_tensors(source: nn.Module) -> None:
 
 @torch.no_grad()
 def _vary(module: nn.Module) -> None:
-    """Weights at which no layer is without effect, in place: networks may start with gains of 1e-5."""
+    """Change weights, in place, so that every layer has an effect: networks may start with gains of 1e-5."""
     generator = torch.Generator().manual_seed(0)
     for name, tensor in module.state_dict().items():
         if not tensor.is_floating_point():
@@ -68,7 +68,7 @@ def _vary(module: nn.Module) -> None:
 
 
 def _run(network: nn.Module, images: Tensor, names: Mapping[str, str]) -> tuple[Tensor, dict[str, tuple[int, float]]]:
-    """The output, and of some modules, by the name they are given, the number of entries and the norm of the output."""
+    """The output; and for each module in `names`, under its new name, the number of entries and norm of its output."""
     seen: dict[str, tuple[int, float]] = {}
     hooks = []
 
@@ -107,10 +107,10 @@ def check_same_function(
     """UsageError unless both networks give the same for one random image, in eval mode, with the same random weights.
 
     They are compared in float64, to 1e-7 of the largest output, so that another epsilon or form of an activation shows;
-    those of more than 3e8 parameters in float32, to 1e-3.
+    networks of more than 3e8 parameters in float32, to 1e-3.
 
     Args:
-        make: the network of mereo with the weights of a state of theirs.
+        make: makes mereo's network with the weights of their state dict.
         theirs: the other one, which is copied.
         matches: names of our tensors, with theirs.
     """

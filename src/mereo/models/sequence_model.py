@@ -21,8 +21,8 @@ class SequenceState(NamedTuple):
 
     Attributes:
         position: number of tokens read so far.
-        blocks: the state of each block; empty where the model reads everything again.
-        tokens: int64 (batch, position), what is read again, at most the `longest` last ones; None for a model that
+        blocks: the state of each block; empty if the model reads everything again.
+        tokens: int64 (batch, position), tokens to read again, at most the `longest` last ones; None for a model that
             streams.
     """
 
@@ -41,13 +41,13 @@ class SequenceModel(Network):
 
     A block is a module `block(x, mask) -> x`, residual connections included; `mask` is bool (batch, tokens), True for
     tokens that are not padding, or None. A block that can go on from a state has `extend(x, state) -> (x, state)` as
-    well, with the state None before the first token. Where every block has it, `step` and `generate` use it; otherwise
+    well, with the state None before the first token. If every block has it, `step` and `generate` use it; otherwise
     all tokens are read again for each new one.
 
     Args:
         vocab_size: number of tokens, and of scores.
         dim: size of the embedding.
-        context: tokens of the windows that it is trained on, where nothing else is asked for.
+        context: tokens of the windows that it is trained on by default.
         blocks: in order.
         norm: before the head.
         tied: whether the head is the embedding, transposed.
@@ -57,7 +57,7 @@ class SequenceModel(Network):
 
     Attributes:
         longest: most tokens that it can read at once; None for any number.
-        causal: whether a token changes only its own scores and those of later tokens, in evaluation.
+        causal: whether a token changes no scores of earlier tokens, in evaluation.
         num_features: size of what `forward_features` gives, `dim`.
 
     See `Network` for the other attributes.
@@ -145,7 +145,7 @@ class SequenceModel(Network):
         """Scores of the next token at each place.
 
         Args:
-            lengths: of the sequences, where some are padded at their end; the scores of padding mean nothing.
+            lengths: of the sequences, if some are padded at their end; the scores of padding mean nothing.
         """
         return self.forward_head(self.forward_features(tokens, lengths))
 
@@ -253,7 +253,7 @@ class SequenceModel(Network):
         return torch.randint(self.vocab_size, (count, length), device=self.embedding.weight.device)
 
     def get_classifier(self) -> nn.Module:
-        """The module that makes the scores: the embedding where they are tied."""
+        """The module that makes the scores: the embedding if it is tied."""
         return self.embedding if self.head is None else self.head
 
     def layer_depths(self) -> dict[str, int]:

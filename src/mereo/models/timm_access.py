@@ -7,7 +7,7 @@ from mereo.errors import UsageError
 
 
 def import_timm() -> Any:
-    """The package; UsageError where it is not installed."""
+    """The package; UsageError if it is not installed."""
     try:
         import timm
     except ImportError as error:
@@ -16,8 +16,8 @@ def import_timm() -> Any:
 
 
 def own_networks() -> tuple[str, ...]:
-    """Names of timm's own networks, without those that mereo and others have registered with it: no address of a hub or
-    a folder is among them."""
+    """Names of timm's own networks, without networks that mereo and others registered with it. No name is an address of
+    a hub or a folder."""
     import_timm()
     return _own_networks()
 

@@ -55,7 +55,7 @@ class TimmBackbone(nn.Module):
                 given |= without_network(timm, name)
             except OSError as error:
                 raise UsageError(
-                    f"timm's weights of {name} could not be had ({error}); they are downloaded once."
+                    f"timm's weights of {name} could not be loaded ({error}); they are downloaded once."
                 ) from error
         try:
             try:

@@ -1,4 +1,4 @@
-"""Published weights where their servers cannot be reached: at once from the caches, or an error that names the file."""
+"""Published weights without a network: from the caches at once, or an error that names the missing file."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ PATIENCE = 3.0
 """Seconds to wait for a connection."""
 FILES = ("model.safetensors", "pytorch_model.bin")
 LONGEST_REASON = 400
-"""Letters of an error of these libraries that are shown."""
+"""Number of characters that are shown of an error of these libraries."""
 
 
 def hub_host() -> tuple[str, int]:
@@ -23,7 +23,7 @@ def hub_host() -> tuple[str, int]:
 
 
 def hub_is_reachable() -> bool:
-    """Whether something accepts a connection there; behind a proxy that is not known, and counts as true."""
+    """Whether something accepts a connection there; behind a proxy this is unknown, and counts as true."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return False
     if getproxies():
@@ -49,12 +49,12 @@ def check_download(url: str) -> None:
 
 
 def without_network(timm: Any, name: str) -> dict[str, Any]:
-    """Arguments for `timm.create_model(name, pretrained=True)`: none, or the file of its cache where there is no hub.
+    """Arguments for `timm.create_model(name, pretrained=True)`: none, or the cached file if the hub cannot be reached.
 
     Without this, timm tries for about a minute, even for weights that its cache holds.
 
     Raises:
-        ConnectionError: where the hub cannot be reached and the cache does not hold the weights.
+        ConnectionError: if the hub cannot be reached and the cache does not hold the weights.
     """
     configuration = timm.get_pretrained_cfg(name)
     repository = getattr(configuration, "hf_hub_id", None)

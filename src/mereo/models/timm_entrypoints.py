@@ -32,7 +32,7 @@ def timm_name(name: str) -> str:
 
 
 def _as_saved(model: VisionModel, saved: dict[str, Any], pretrained: bool) -> VisionModel:
-    """A model with the preprocessing, labels and, where wanted, weights that timm read at `local-dir:` or `hf-hub:`."""
+    """A model with the preprocessing, labels and, if wanted, weights that timm read at `local-dir:` or `hf-hub:`."""
     for name in PREPROCESSING:
         value = saved.get(name)
         if value is not None and not (name in ("mean", "std") and len(value) != model.image_shape[0]):
@@ -58,7 +58,7 @@ def _entrypoint(entry: ModelEntry, known_as: str) -> Callable[..., nn.Module]:
             features_only, out_indices = kwargs.pop("features_only", False), kwargs.pop("out_indices", None)
             model = _as_saved(build(entry.name, **kwargs), saved, bool(pretrained))
             return FeatureMaps(model, out_indices) if features_only else model
-        # Of "mspcaps_tiny.mnist" timm passes on what follows the dot.
+        # timm passes on the part of "mspcaps_tiny.mnist" after the dot.
         tag = (
             pretrained_cfg if pretrained is True and isinstance(pretrained_cfg, str) and pretrained_cfg else pretrained
         )

@@ -47,7 +47,7 @@ def exchanged(x: Tensor, box: Box, cells: int = 1) -> Tensor:
 
     Args:
         x: (batch, channels, rows, columns).
-        cells: of x along each side of a token, in which the box is counted.
+        cells: number of cells of x along each side of a token; the box counts tokens.
     """
     top, left, bottom, right = (cells * edge for edge in box)
     inside = torch.zeros(x.shape[2:], dtype=torch.bool, device=x.device)

@@ -29,7 +29,7 @@ class VisionTransformer(VisionModel):
     distilled:   x = [class, teacher, patches] + positions;   scores = the mean over both tokens
 
     Args:
-        num_classes, in_chans: as everywhere.
+        num_classes, in_chans: number of classes, and of channels of the images.
         img_size: height and width of the images; `resize_tensors` interpolates the positions of trained weights.
         patch_size: side of a patch in pixels; a border narrower than a patch is left out.
         embed_dim, depth, num_heads: size of the tokens, blocks, and heads of attention.

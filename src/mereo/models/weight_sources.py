@@ -1,7 +1,7 @@
 """How a network declares the trained weights that it can start from, and how timm lays it out.
 
-`create_model`, `mereo train` and `mereo export` go by these, and know no network. The defaults are those of a network
-of mereo; a network that differs overrides them in its own file.
+`create_model`, `mereo train` and `mereo export` read these declarations, and know no network. The defaults suit a
+network of mereo; a network that differs overrides them in its own file.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ class WeightSources:
     Attributes:
         library_name: the library that published weights of such a network come from.
         part_with_weights: the part that takes the weights of another network, such as "backbone", which is also the
-            argument that names that network, and its arguments with "_args" behind it; "" where there is none.
+            argument that names that network, and its arguments with "_args" behind it; "" without such a part.
         registered_with_timm: whether timm makes it by mereo's class, under the name of its preset.
     """
 
@@ -51,7 +51,7 @@ class WeightSources:
             weights: the name of a library, also with a tag behind a dot.
 
         Returns:
-            None for the way of all networks: timm's weights of the preset of the same name, by the network's layout.
+            None for the usual way: timm's weights of the preset of the same name, through the network's layout.
         """
         return None
 
@@ -72,9 +72,9 @@ class WeightSources:
         raise UsageError(f"weights is {weights!r}, and {type(self).__name__} has no part with weights of its own.")
 
     def as_timm_network(self) -> TimmNetwork | None:
-        """The network as timm makes it without mereo; None where timm needs mereo's class.
+        """The network as timm makes it without mereo; None if timm needs mereo's class.
 
         Raises:
-            UsageError: where timm cannot have it at all.
+            UsageError: if timm cannot have it at all.
         """
         return None

@@ -26,7 +26,7 @@ from mereo.models.rebuilding import check_dense, checked, outline_of, rebuild
 from mereo.models.registry import OWN, library_of
 
 LONGEST_HEADER = 2**24
-"""Bytes of names, shapes and metadata; a network of 20,000 tensors and 20,000 class names has a tenth of it."""
+"""Largest size of names, shapes and metadata in bytes; 20,000 tensors with 20,000 class names take a tenth of it."""
 _NO_PICKLES = (
     "Pickled checkpoints (.pth, .pt, .bin) are not opened, because they may run code: write their tensors by"
     " safetensors.torch.save_file(torch.load(path, weights_only=True), 'weights.safetensors')"
@@ -57,7 +57,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
 def _opened(path: Path, device: str = "cpu", described: bool = True) -> Iterator[tuple[Any, dict[str, Any]]]:
     """A safetensors file, none of its tensors read, and its JSON document; UsageError if it is anything else.
 
-    Without `described`, a file without such a document is read as well, and an empty one stands for it.
+    Without `described`, a file without such a document is accepted, and the document returned is empty.
     """
     if not path.is_file():
         raise UsageError(f"{path} is not a file.")
@@ -130,11 +130,11 @@ def save_weights(
         path: a file that ends in .safetensors.
         model: made by `create_model`, also after `moh`, `evit` and the other functions of `mereo.surgery`, or compiled.
         class_names: of the scores, in order.
-        state: its weights, where they are not those the model holds now (an average, say).
+        state: weights to save in place of the model's own, such as an average.
         extra: anything else worth keeping, such as measured results.
 
     Raises:
-        UsageError: for a network that was changed otherwise, which the file could not state: what differs.
+        UsageError: for a network that was changed in another way, which no file can describe; the error names it.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"model is a {type(model).__name__}; the file comes first: save_weights(path, model).")
@@ -174,7 +174,7 @@ def _fitting(model: VisionModel, file: Any, path: Path) -> dict[str, Tensor]:
         given, dtype = tensors[name], expected[name].dtype
         if given.is_floating_point() != dtype.is_floating_point:
             faults.append(f"{name} is {given.dtype}, not {dtype}")
-        # As the model would hold it: a wider number may be too large for it.
+        # In the model's type, for which a wider number may be too large.
         elif given.is_floating_point() and not torch.isfinite(given.to(dtype)).all():
             faults.append(f"{name} holds values that are not finite")
     _check_faults(faults, model, path)
@@ -187,7 +187,7 @@ def _check_faults(faults: Sequence[str], model: VisionModel, path: Path) -> None
 
 
 def weights_file(path: str | Path) -> Path:
-    """The file that `load` reads for the path of a file or folder, or a name of the package; UsageError if none is."""
+    """The file that `load` reads for the path of a file or folder, or a bundled name; UsageError if there is none."""
     if path == "":  # which would be the working folder
         raise UsageError(f"weights are ''; {_at_hand(Path())}.")
     if not Path(path).exists() and str(path) in list_pretrained():
@@ -209,7 +209,7 @@ def weights_file(path: str | Path) -> Path:
 
 
 def _at_hand(folder: Path) -> str:
-    """The trained networks of a folder, the newest first, and those of the package."""
+    """The trained networks of a folder, the newest first, and the bundled ones."""
     files = sorted(folder.glob("*/weights/best.safetensors"), key=lambda file: -file.stat().st_mtime)
     runs = [str(file.parent.parent) for file in files]
     listed = ", ".join(runs[:5]) + (f" and {len(runs) - 5} more" if len(runs) > 5 else "")
@@ -217,7 +217,7 @@ def _at_hand(folder: Path) -> str:
 
 
 def _give(network: nn.Module, description: Description) -> None:
-    """Let the name in a file stand for a network."""
+    """Register a network under the name that its file states."""
     from mereo.models.plain.own import register_own  # which imports networks, and they this module
 
     name = str(description.config["model"])

@@ -44,7 +44,7 @@ class Reporter:
         self._last_line = time.monotonic()
 
     def begin(self, title: str, total: int, done: int = 0) -> None:
-        """Start work of `total` parts, of which `done` were finished earlier."""
+        """Start work of `total` parts; `done` of them were finished earlier."""
         self.stop()
         self._title, self._total, self._done, self._first = title, total, done, done
         self._began = self._last_line = time.monotonic()

@@ -1,6 +1,6 @@
 """EViT for a vision transformer that exists: in a few layers, patches that the class token attends to least leave.
 
-Source: arXiv:2202.07800, section 3; the weights are those of the network.
+Source: arXiv:2202.07800, section 3; the weights are the network's own.
 """
 
 import math
@@ -137,7 +137,7 @@ def evit(
         fuse: keep the patches that leave as one token, the last.
         normalize: divide that token by the sum of its weights; the paper does not.
 
-    Shapes: those of `model`, with fewer tokens in its features. Recorded, by layer: int64 (batch, count), which patches
+    Shapes: as for `model`, with fewer tokens in its features. Recorded, by layer: int64 (batch, count), which patches
         of the layer's input stayed; `kept_patches` gives their places on the image.
 
     Raises:

@@ -3,7 +3,7 @@ place of its attention.
 
 Source: the place at the end of a residual branch is from squeeze and excite, arXiv:1709.01507, figure 3; the gain
 that starts at zero is from ReZero, arXiv:2003.04887.
-Cost: that of each mechanism, and one pass over what it adds to; `insert` reports parameters and multiply-adds.
+Cost: each mechanism's own, and one pass over what it adds to; `insert` reports parameters and multiply-adds.
 """
 
 import sys

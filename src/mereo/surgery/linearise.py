@@ -102,12 +102,12 @@ def linearise(
         grid: rows and columns of the image; by default `model.patch_embed.grid_size` or `model.grid`.
         text_tokens: tokens before the image, which attend to all and are attended to by all, such as text or a class
             token; by default `model.num_prefix_tokens`, or none.
-        down_factor: side of the blocks for each of which a key is added; its weights (f, f) in each layer start at
+        down_factor: side of the blocks, each of which adds a key; its weights (f, f) in each layer start at
             the mean and are learned.
         layers: numbers from 0, names or shell-style patterns of the attention layers to replace; all by default.
         trained_tokens, length_factor: for a scale of the scores that grows with the length, see `length_scale`.
 
-    Shapes: those of `model`.
+    Shapes: as for `model`.
 
     Raises:
         UsageError: for a model without self-attention among `layers`, layers that compute something else, and blocks

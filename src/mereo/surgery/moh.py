@@ -1,7 +1,7 @@
 """Mixture of heads for a model that exists: its attention lets each token choose its heads.
 
 Source: arXiv:2410.11842.
-Cost: that of the host, with scores and combinations of active heads only; see
+Cost: as for the host, with scores and combinations of active heads only; see
 `mereo.mechanisms.attention.MoHAttention`.
 """
 
@@ -161,7 +161,7 @@ def moh(
         gate: form of the gates of "tokens": "code" or "paper".
         method: "auto", "gathered" or "dense", see `mereo.mechanisms.attention.MoHAttention`.
 
-    Shapes: those of `model`. Recorded, by layer: gates (batch, tokens, heads).
+    Shapes: as for `model`. Recorded, by layer: gates (batch, tokens, heads).
 
     Raises:
         UsageError: for a model without multi-head attention, and numbers of heads that do not fit.

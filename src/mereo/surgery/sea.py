@@ -53,7 +53,7 @@ def sea(
         layers: numbers of the replaced layers; all by default.
         seed: of the new weights.
 
-    Shapes: those of `model`.
+    Shapes: as for `model`.
 
     Raises:
         UsageError: for a model without attention that can be replaced.

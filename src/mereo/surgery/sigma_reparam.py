@@ -123,7 +123,7 @@ def sigma_reparam(
         split_qkv: give queries, keys and values that one layer named "qkv" makes a norm each, in place of one for all.
         norms: False also takes away all layer, group and batch norms, see `remove_norms`.
 
-    Shapes: those of `model`.
+    Shapes: as for `model`.
 
     Deviates: a weight of zeros stays zero, where the formula divides by zero.
 

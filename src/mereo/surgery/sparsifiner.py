@@ -62,7 +62,7 @@ def sparsifiner(
         seed: of the new weights.
         arguments: further ones of `SparsifinerAttention`.
 
-    Shapes: those of `model`.
+    Shapes: as for `model`.
 
     Raises:
         UsageError: for a model without attention that can be replaced, and one that does not state its tokens.

@@ -12,6 +12,6 @@ from mereo.mechanisms.attention.hosted import DenseHosted, replace_attention
 def watchable(model: nn.Module, layers: Sequence[int] | None = None) -> nn.Module:
     """A copy of a model whose self-attention makes its couplings where `mereo.record` shows them.
 
-    It computes the same. A teacher of timm needs it where couplings are matched: those of a layer are its `coupling`.
+    The copy computes the same. A teacher from timm needs it for matching couplings: each layer gets a `coupling`.
     """
     return replace_attention(model, DenseHosted, layers)

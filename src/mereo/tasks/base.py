@@ -394,7 +394,7 @@ def task_for(module: type[Network], name: str) -> type[Task]:
 
 
 def task_with(fields: Sequence[str]) -> type[Task] | None:
-    """The task that needs most of the fields that data of images has, and no others; None where none is learned from
+    """The task that needs most of the fields that image data has, and no others; None if no task learns from such
     annotations."""
     fitting = [task for task in TASKS.values() if len(task.requires) > 1 and {*task.requires} <= {*fields}]
     return max(fitting, key=lambda task: len(task.requires), default=None)

@@ -113,7 +113,7 @@ class ClassificationObjective(Objective):
 class ClassificationMetrics(Metrics):
     """Accuracy with its interval, and balanced accuracy, the mean over the classes of the share that is correct.
 
-    For images of several objects it is the mean fraction of objects that are predicted instead of the latter.
+    For images of several objects, the mean fraction of objects that are predicted replaces balanced accuracy.
 
     Args:
         num_classes: how many there are.

@@ -121,7 +121,7 @@ class EmbeddingMetrics(Metrics):
 
 @register_task
 class Embedding(Task):
-    """A vector for each image, by which images of the same identity are found; learned from labelled identities."""
+    """A vector for each image, for finding images of the same identity; learned from labelled identities."""
 
     name = "embedding"
     requires = ("images", "labels")

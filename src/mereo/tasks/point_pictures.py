@@ -52,7 +52,7 @@ def draw_points(
 
 
 def draw_cycles(axes: Any, points: Tensor, chosen: Tensor, length: int, colour: str, width: float) -> None:
-    """Closed lines through the chosen points, counted from 0: a line for so many at a time."""
+    """Closed lines through the chosen points, counted from 0: one line for every `length` points."""
     for start in range(0, len(chosen), max(length, 1)):
         part = chosen[start : start + length]
         corners = points[[*part.tolist(), int(part[0])]]

@@ -21,7 +21,7 @@ from mereo.tasks.base import Metrics, Objective, Seen, Settings, Task, register_
 from mereo.tasks.mask_pictures import PALETTE, draw_masks
 
 _LEAST_OVERLAP = 1e-6
-"""Added to the areas of a class, so that no gradient is infinite where it has none."""
+"""Added to the areas of a class, so that no gradient is infinite where the class is absent."""
 
 
 @dataclass(frozen=True)

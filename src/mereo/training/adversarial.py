@@ -138,7 +138,7 @@ def adversarial_training(
     prepare: Callable[[Tensor], Tensor],
     arithmetic: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> AdversarialTraining | None:
-    """The adversarial training of a configuration; None where it has none. See `AdversarialTraining`."""
+    """The adversarial training of a configuration; None without one. See `AdversarialTraining`."""
     if config.adversarial == 0:
         return None
     return AdversarialTraining(

@@ -1,4 +1,4 @@
-"""Terms by which attention is distilled from the dense attention that it replaces, from the names of layers."""
+"""Loss terms that distil attention from the dense attention that it replaces, made from the names of layers."""
 
 from collections.abc import Sequence
 

@@ -35,11 +35,11 @@ LEAST_EPOCHS, ENOUGH_EPOCHS, ENOUGH_STEPS, AT_MOST = 15, 60, 2500, 10
 """Epochs that a network needs to learn; epochs, or steps of few images, beyond which little is gained, and how many
 times these a training of a given time has at most."""
 EPOCHS_TO_ENLARGE, LARGER = 40, (2.0, 1.5)
-"""Epochs of larger images that must fit for them to be chosen, and their sides divided by that of the network."""
+"""Epochs of larger images that must fit for them to be chosen, and their sides divided by the network's image side."""
 LARGE, SMALLER, MULTIPLE = 64, (0.75, 0.5, 0.3), 32
 """Networks of larger images get smaller ones, multiples of 32, where LEAST_EPOCHS of their own do not fit."""
 STEP, EVALUATION, EPOCH = 1.1, 0.35, 0.15
-"""Time of a step and of an evaluation, by that of a forward and backward pass, and the other seconds of an epoch."""
+"""Times of a step and an evaluation, relative to a forward and backward pass; the other seconds of an epoch."""
 FASTER, TIMED_SECONDS = 0.8, 0.45
 """bfloat16 is chosen where a step takes at most this share of its time; seconds spent on measuring that."""
 FINE_TUNING, WARMUP_STEPS = 1 / 3, 20
@@ -52,7 +52,7 @@ Seconds = Callable[[int | None, str], float]
 
 
 def batch_for(images: int, parts: int = 1) -> int:
-    """Images of a step: 32 to 128, a power of two of which a small data set has several, times the parts of a batch."""
+    """Images of a step: 32 to 128, a power of two that a small data set fills several times; a multiple of `parts`."""
     bound = max(min(max(images // 375, 32), 128, images // 4), min(4, images), 1)
     return int(parts * max(2 ** int(math.log2(bound)) // parts, 1))
 
@@ -91,10 +91,10 @@ class Automatic:
 
     Attributes:
         config: all of it explicit but what a plan resolves.
-        info: of the data, so that it need not be scanned again; None where nothing was chosen.
-        facts: from which the settings were chosen; None where nothing was.
+        info: of the data, so that it need not be scanned again; None if nothing was chosen.
+        facts: from which the settings were chosen; None if nothing was chosen.
         reasons: of the settings that were chosen, by name.
-        seconds: that the training is expected to take; None where not measured.
+        seconds: that the training is expected to take; None if not measured.
         stated: names of the settings that its task states.
     """
 
@@ -228,7 +228,7 @@ class Chooser:
             self.put("precision", chosen, f"bf16 is {ratio:.1f} times as fast as fp32 on this machine")
 
     def warmup(self, steps: int) -> None:
-        """Choose the warm-up of epochs of so many steps."""
+        """Choose the warm-up, given the number of steps in an epoch."""
         epochs = self.config.epochs
         if self.config.warmup_steps is None:
             warmup = min(max(min(1.0, epochs / 10), WARMUP_STEPS / steps), max(epochs / 5, 0.1))

@@ -30,8 +30,8 @@ class NormaliseShared(torch.autograd.Function):
         count: numbers of a channel in all processes together.
         reduce: sums over the processes, for the backward pass.
 
-    The gradient is exact, including that through the statistics. Gradients of weight and bias are those of this
-    process, as for any parameter before gradients are averaged.
+    The gradient is exact and includes the path through the statistics. Gradients of weight and bias cover this process
+    only, as for any parameter before gradients are averaged.
     """
 
     @staticmethod
@@ -190,7 +190,7 @@ def statistics_note(model: nn.Module, *, processes: int, parts: int, batch_size:
         )
     if norms and parts > 1:
         return (
-            f"batch norm: statistics are those of a part of {batch_size // parts} images, not of the batch of"
+            f"batch norm: statistics are over a part of {batch_size // parts} images, not over the batch of"
             f" {batch_size}, so the result depends on accumulate, {parts}"
         )
     return None

@@ -43,7 +43,7 @@ class CompareDefaults:
         self.kept: dict[str, Any] = {"given": json.loads(json.dumps(given)), "networks": {}}
         if (earlier := _read(self.path)).get("given") == self.kept["given"]:
             self.kept = earlier
-            say(f"settings that are not given are those of {self.path}")
+            say(f"settings that are not given are taken from {self.path}")
 
     def apply(self, study: Study) -> Study:
         """The study with every setting that was open; UsageError for a time in minutes beside a recipe."""

@@ -55,8 +55,8 @@ class TrainConfig:
     """Train a network into a run folder with weights, results and pictures."""
 
     model: str = "mspcaps_tiny"
-    """Name of the network (listed by `mereo models`); by default mspcaps_tiny, for images in colour resnet20. Those of
-    other libraries are named timm:resnet18 or torchvision:resnet18."""
+    """Name of the network (listed by `mereo models`); by default mspcaps_tiny, for images in colour resnet20. Other
+    libraries' networks are named timm:resnet18 or torchvision:resnet18."""
     data: str = "digits"
     """Name of a data set (listed by `mereo datasets`), or path of images: a folder with {train,val,test}/<class>/*, a
     zip archive of one, tar shards, Parquet or Arrow files, a .csv of paths and labels, or hf:owner/name."""
@@ -262,7 +262,7 @@ class TrainConfig:
         return LayoutOptions(self.classes, self.label_column, self.task)
 
     def _given(self, names: Iterable[str]) -> dict[str, Any]:
-        """Those of the fields that are not None, by name."""
+        """The named fields that are not None, by name."""
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def _check_normalisation(self) -> None:

@@ -242,7 +242,7 @@ def distil(
 
     Args:
         teacher, student: modules that take the same inputs.
-        data: a tensor or several, samples first, all of which are inputs; or a set of images, whose labels are the
+        data: one tensor or several, samples first, all used as inputs; or a set of images, whose labels are the
             target of the task.
         matches: what is compared where, and how; by default the outputs, by their mean squared difference.
         task: a further loss, a function (output of the student, target) -> scalar, or "cross_entropy".

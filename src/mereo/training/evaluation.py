@@ -58,7 +58,7 @@ def evaluate_run(
     Args:
         objective, split, task, average, accelerator: of the run.
         batch_size: of the training; at least `task.evaluated_at_once` samples are evaluated at once.
-        final: in single precision, as saved weights are used, and not in that of the training.
+        final: evaluate in single precision, as saved weights are used, not in the precision of the training.
     """
     processes = accelerator.num_processes
     with averaged(objective.model, average):

@@ -25,7 +25,7 @@ from mereo.training.plan import Plan
 from mereo.training.run_folder import RunFolder
 
 MOST_DECODED, MOST_STORED = 2**28, 2**33
-"""Pixels of a split of which fingerprints are made, all channels counted: of a stream, whose images are decoded for it,
+"""Pixels of a split that get fingerprints, all channels counted: of a stream, whose images are decoded for it,
 and of stored images. A larger split has none."""
 _CHUNK = 512
 
@@ -126,7 +126,7 @@ def recorded_images(source: Path, images: Images, crop: tuple[int, int]) -> Tens
 def trained_on(source: Path) -> Callable[[Tensor], Tensor]:
     """A function that says which images a run was trained on, from images as its network takes them.
 
-    Held-out images, by which the epoch was chosen, are not among them.
+    Held-out images, on which the epoch was chosen, are not among them.
 
     Args:
         source: the run folder, or a file of weights in it. Of other weights no image is known.

@@ -101,7 +101,7 @@ def outermost(module: nn.Module) -> list[nn.Module]:
 
 
 def describe_trained(model: Network, layer_decay: float | None = None, lr: float = 1.0) -> list[str]:
-    """Lines on what is frozen and at which rates the rest trains; none where everything trains at one rate."""
+    """Lines on what is frozen and at which rates the rest trains; no lines if everything trains at one rate."""
     parameters, depths = dict(model.named_parameters()), model.layer_depths()
     trained = {name: parameter.numel() for name, parameter in parameters.items() if parameter.requires_grad}
     lines = []

@@ -26,7 +26,7 @@ FEW = 2
 
 
 def peak_memory(plan: Plan) -> int | None:
-    """Bytes of memory that a training step takes at its peak, measured in a separate process; None where it cannot be.
+    """Bytes of memory that a training step takes at its peak, measured in a separate process; None if that fails.
 
     Args:
         plan: of the training.
@@ -34,7 +34,7 @@ def peak_memory(plan: Plan) -> int | None:
     order = json.dumps(plan.config.to_dict())
     try:
         done = subprocess.run(
-            # -P: modules of the working folder must not replace those of Python.
+            # -P: modules of the working folder must not replace Python's own.
             [sys.executable, "-P", "-m", "mereo.training.peak", order],
             capture_output=True, text=True, timeout=TIMEOUT, check=False,
         )  # fmt: skip

@@ -50,7 +50,7 @@ def choose_plain(plans: Sequence[Plan], labels: Sequence[str], wanted: str) -> t
         wanted: "auto", "none", or a network as `parse_variant` takes it.
 
     Returns:
-        Its label and variant; None where none is wanted, or where "auto" meets a plain network or another task than
+        Its label and variant; None if none is wanted, or if "auto" meets a plain network or another task than
         classification.
     """
     first = plans[0]

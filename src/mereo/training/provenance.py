@@ -133,7 +133,7 @@ def compare_with_saved(folder: Path, saved: Mapping[str, Any], now: Mapping[str,
         warnings.append("warning: the images differ by rounding only; results differ in their last digits")
     differing.pop("Pillow", None)
     if differing:
-        warnings.append(f"warning: the run started with {changed}; results differ from those of an uninterrupted run")
+        warnings.append(f"warning: the run started with {changed}; results differ from an uninterrupted run's")
     return warnings
 
 

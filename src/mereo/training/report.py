@@ -46,7 +46,7 @@ class Report(Reporter):
             self._bar.update(self._task, total=steps)
 
     def step(self, epoch: int, epochs: int, rate: float, loss: float | None) -> None:
-        """One optimiser step is done; the loss is None where it was not read from the device."""
+        """One optimiser step is done; the loss is None if it was not read from the device."""
         shown, speed = "" if loss is None else f", loss {loss:.4f}", f"{rounded(rate)} {self.unit}/s"
         self.advance(title=f"epoch {epoch}/{epochs}{shown}", rate=speed)
         if loss is not None and self.due():

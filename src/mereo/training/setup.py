@@ -39,7 +39,7 @@ class Setup:
         model: the network, on the CPU.
         splits: the data.
         device: to train on.
-        crop: height and width of the network's images; None where it reads something else.
+        crop: height and width of the network's images; None if the network does not read images.
         start: a description of the initial weights; None for random weights or a resumed run.
     """
 
@@ -130,7 +130,7 @@ def describe_images(setup: Setup) -> str:
 
 
 def uneven_classes(setup: Setup) -> tuple[tuple[str, int], tuple[str, int]] | None:
-    """The largest and the smallest class with their numbers of training images; None where they differ little."""
+    """The largest and the smallest class with their numbers of training images; None if these differ little."""
     images, names = setup.splits.train, setup.splits.class_names
     if not setup.task.scores_classes or images.labels_per_image != 1:
         return None

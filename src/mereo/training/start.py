@@ -27,7 +27,7 @@ def is_published(weights: str) -> bool:
 
 
 def pretrained_weights(model: str) -> str:
-    """The weights that a pretrained network starts from: those of its library, else the bundled ones."""
+    """The weights that a pretrained network starts from: its library's weights, else the bundled ones."""
     entry = get_model_entry(model)
     return published_weights(entry) or f"{entry.name}.{choose_tag(entry.name, True)}"
 

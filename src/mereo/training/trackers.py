@@ -32,7 +32,7 @@ def check_trackers(names: Sequence[str]) -> None:
     for name in names:
         if name not in LOGGER_TYPE_TO_CLASS:
             raise unknown("tracker", name, LOGGER_TYPE_TO_CLASS)
-        # Those that somebody registered bring their own package.
+        # Trackers that users registered bring their own package.
         known = name in LoggerType.list() and LOGGER_TYPE_TO_CLASS[name].__module__.startswith("accelerate.")
         if known and find_spec(name) is None:
             package = f"mereo[{name}]" if name in EXTRAS else name

@@ -1,4 +1,4 @@
-"""A training step on random images, by which memory and time are measured before a training starts."""
+"""A training step on random images, to measure memory and time before a training starts."""
 
 import statistics
 import time

@@ -46,7 +46,7 @@ def test_work_is_balanced_at_every_step() -> None:
             [sum(p.pairs for p in pieces(layout, True, r, (r - s) % ranks, lengths, lengths)) for r in range(ranks)]
             for s in range(ranks)
         ]
-        # The time of a step is that of its slowest process.
+        # A step takes the time of its slowest process.
         time = sum(max(step) for step in steps)
         best = length * (length + 1) / 2 / ranks
         assert time / best < 1.06 if layout != "contiguous" else time / best > 1.7

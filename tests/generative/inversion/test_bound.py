@@ -1,4 +1,4 @@
-"""The bound as a function of the parameters: that of the inversion, and gradients that are those of its maximum."""
+"""The bound as a function of the parameters: its value is the inversion's, its gradients those at the maximum."""
 
 from dataclasses import replace
 from typing import Any

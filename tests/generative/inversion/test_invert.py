@@ -116,7 +116,7 @@ def test_many_starts_keep_the_best_of_each_element(family: str) -> None:
     torch.testing.assert_close(found.trace[-1], found.elbo, rtol=0, atol=0)
     again = invert(**setup, starts=8, generator=torch.Generator().manual_seed(5))
     agree(again, found, rtol=0, atol=0)
-    # What is returned belongs together: the responsibilities are those of the beliefs.
+    # The returned responsibilities belong to the returned beliefs.
     start = {"start_parents": (found.mean, found.covariance)} if family == "free" else {"start": found.responsibilities}
     further = invert(**setup | {"sweeps": 1}, **start)
     torch.testing.assert_close(further.responsibilities, found.responsibilities, rtol=0, atol=1e-3)

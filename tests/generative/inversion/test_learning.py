@@ -197,7 +197,7 @@ def test_learning_raises_the_bound_and_returns_what_it_learned(family: str, name
     learned = invert(poses, transforms, **options, **start, learn=(name,))
     assert (learned.trace.sum(1).diff() >= -1e-9).all()
     assert learned.elbo.sum() > plain.elbo.sum() + 1e-3
-    # The bound that is returned is that of the parameters that are returned.
+    # The returned bound belongs to the returned parameters.
     problem = prepare(
         poses, transforms, learned.sigma, learned.kappa, family, None, learned.log_prior, None, None, None, 1.0, 0.0,
         None, None,

@@ -229,7 +229,7 @@ def test_published_schedules() -> None:
     shares = {"vit_b_75": 0.750, "vit_b_50": 0.500, "vit_s_80": 0.7995, "vit_s_75": 0.753, "llama3_8b": 0.75}
     for name, share in shares.items():
         assert get_schedule(name).active_share == pytest.approx(share, abs=6e-4)
-    # Reported parameters less those of the routers are those of one host.
+    # Reported parameters minus the routers' are one host's.
     assert 90_020_632 - SCHEDULES["vit_b_75"].router_parameters == 89_721_496
     assert 90_023_512 - SCHEDULES["vit_b_50"].router_parameters == 89_721_496
     for schedule in SCHEDULES.values():

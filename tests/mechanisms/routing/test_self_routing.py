@@ -58,7 +58,7 @@ def test_worked_numbers() -> None:
     with record(module) as trace:
         parents = module.route(poses, active)
     close(parents.activation[0], [0.589286, 0.410714])
-    # The pose weight of the first child, as its vote is 1 and that of the other 0.
+    # The pose weight of the first child, as its vote is 1 and the other's 0.
     close(parents.pose[0, :, 0], [0.545455, 0.782609])
     close(module.route(1 - poses, active).pose[0, :, 0], [0.454545, 0.217391])
     close(trace["coupling"][0, 0] * 1.4 / active, [[0.5, 0.75], [0.5, 0.25]])

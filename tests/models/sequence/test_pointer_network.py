@@ -33,7 +33,7 @@ def some(count: int = 3, number: int = 5) -> torch.Tensor:
 def test_numbers_of_parameters_are_those_of_the_paper(name: str, dim: int, one_bias: int) -> None:
     model = mereo.create_model(f"pointer_network{name}")
     count = sum(p.numel() for p in model.parameters())
-    # PyTorch's LSTM has two biases; the start has two numbers, the end as many as a state.
+    # PyTorch's LSTM has two biases; the start has two numbers, the end has the size of a state.
     assert count == one_bias + 2 * 4 * dim + dim + 2
     assert all(float(p.detach().abs().max()) <= 0.08 + 1e-6 for p in model.parameters())
 

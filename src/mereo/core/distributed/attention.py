@@ -1,6 +1,6 @@
 """Exact attention over a sequence whose tokens are distributed over several processes.
 
-Source: arXiv:2302.06218 for the setting; the modes are those of arXiv:2310.01889 (ring), 2105.13120 (gathering),
+Source: arXiv:2302.06218 for the setting; the modes are from arXiv:2310.01889 (ring), 2105.13120 (gathering),
 2309.14509 (trading heads for sequence) and 1909.08053 (heads).
 """
 
@@ -110,8 +110,8 @@ def distributed_attention(
     Args:
         group: the processes, such as `torch.distributed.group.WORLD`; None, or a group of one, is plain attention.
         mode: "ring": keys and values travel from process to process; memory for one shard. "allgather": each process
-            gets all keys and values. "alltoall": tokens of all heads are traded for all tokens of some heads, of which
-            there must be a multiple of the processes. "heads": each process has all tokens and some of the heads;
+            gets all keys and values. "alltoall": tokens of all heads are traded for all tokens of some heads; the
+            number of heads is a multiple of the processes. "heads": each process has all tokens and some of the heads;
             nothing is sent here, see `ShardedAttention` for the projection.
         causal: whether a token attends to none behind it.
         block: queries whose scores are held at once, in the plain form that this asks for; PyTorch's fused attention
@@ -124,14 +124,14 @@ def distributed_attention(
             and `record` shows (batch, heads, tokens of this process, all tokens).
 
     Shapes:
-        q (batch, heads, tokens, dim), k (batch, heads, senders, dim), v (batch, heads, senders, pose): those of this
-        process, any number, different ones in different processes -> (batch, heads, tokens, pose), (batch, heads,
+        q (batch, heads, tokens, dim), k (batch, heads, senders, dim), v (batch, heads, senders, pose): the part of this
+        process, of any length, which may differ between processes -> (batch, heads, tokens, pose), (batch, heads,
         tokens).
 
     Raises:
-        UsageError: in every process of the group, if the arguments of one are wrong or differ from those of another.
+        UsageError: in every process of the group, if the arguments of one are wrong or differ from another's.
 
-    Every process must call it, and call backward if one does. Gradients are those of one process; those of parameters
+    Every process must call it, and call backward if one does. Gradients are of one process; gradients of parameters
     that all processes share must be summed.
 
     Reference: arXiv:2302.06218; `expected_traffic` has the elements that are sent.

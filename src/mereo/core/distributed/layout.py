@@ -47,11 +47,11 @@ def shard_lengths(length: int, ranks: int, layout: str = "contiguous") -> list[i
 
 @dataclass(frozen=True)
 class Piece:
-    """Some queries and keys of two processes, all of whose pairs take part, or those that are causal.
+    """Some queries and keys of two processes; all their pairs take part, or only the causal ones.
 
     Attributes:
-        rows, columns: (first, one behind the last) query, and key.
-        causal: whether query i attends to keys 0 to i only; then there are as many of both.
+        rows, columns: (first, one behind the last) query, and the same for keys.
+        causal: whether query i attends to keys 0 to i only; then their numbers are equal.
     """
 
     rows: tuple[int, int]

@@ -18,7 +18,7 @@ _FUSED_TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Kernel:
-    """How a piece is computed: softmax(scale q k^T) v, in blocks of so many queries.
+    """How a piece is computed: softmax(scale q k^T) v, in blocks of queries.
 
     PyTorch's public fused attention does not return the normaliser, which merging needs, so the operator behind it is
     called by its name.
@@ -36,7 +36,7 @@ class Kernel:
         """Output of a piece, and log sum exp of its scores.
 
         Shapes: q (batch, heads, r, dim), k, v (batch, heads, s, dim or pose) -> (batch, heads, r, pose),
-            (batch, heads, r), the latter float32 or wider.
+            (batch, heads, r), the second float32 or wider.
         """
         if self._fused(q, v):
             out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(

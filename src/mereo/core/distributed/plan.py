@@ -54,7 +54,7 @@ class Plan:
     def order(self) -> Tensor | None:
         """Place of each token of the whole sequence in the list of tokens of process 0, process 1, ...
 
-        None where the list has the order of the sequence.
+        None if the list has the order of the sequence.
         """
         if self.layout == "contiguous":
             return None
@@ -124,7 +124,7 @@ def keep(ctx: Any, plan: Plan, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse
 
 
 class Parts(torch.autograd.Function):
-    """(q, k, v, plan) -> (out, lse) over keys that are here, those of one process after those of the other."""
+    """(q, k, v, plan) -> (out, lse) over keys that are here, one process's keys after the other's."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:

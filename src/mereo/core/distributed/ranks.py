@@ -17,7 +17,7 @@ Group = Any
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of a group: number `rank` of `size`."""
+    """This process in its group: number `rank` of `size`."""
 
     group: Group
     rank: int

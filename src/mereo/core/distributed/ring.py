@@ -24,7 +24,7 @@ def head_groups(heads: int, bytes_per_head: int, least: int = 2**20, parts: int 
 
 
 class _Buffers:
-    """A few flat buffers, for the keys and values, and their gradients, that are here and those that come.
+    """A few flat buffers, for the keys and values, and their gradients, that are here and that arrive.
 
     They serve one group of heads after the other, and so does each step: what is allocated again and again in other
     sizes leaves holes in memory.

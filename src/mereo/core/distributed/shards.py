@@ -19,7 +19,7 @@ def shard(x: Tensor, group: Group, dim: int = 1, layout: str = "contiguous") -> 
 def unshard(x: Tensor, group: Group, dim: int = 1, layout: str = "contiguous") -> Tensor:
     """The whole sequence, in every process, from the parts of all; differentiable.
 
-    The gradient of a part is the sum of those of all processes: if each computes the same loss from the whole
+    The gradient of a part is the sum over all processes: if each computes the same loss from the whole
     sequence, divide that by their number.
     """
     ranks = ranks_of(group)

@@ -51,7 +51,7 @@ def expected_traffic(mode: str, length: int, dim: int, ranks: int, backward: boo
     forward:   ring, allgather 2 (P - 1) L / P C;   alltoall 4 (L C / P) (P - 1) / P;   heads 2 L C (P - 1) / P
     backward:  ring 2 (2 P - 1) L / P C: keys and values travel P - 1 hops, their gradients one more; others as forward
 
-    Reference: arXiv:2302.06218 for the setting; the counts are those of the algorithms (arXiv:2310.01889, 2105.13120).
+    Reference: arXiv:2302.06218 for the setting; the counts follow from the algorithms (arXiv:2310.01889, 2105.13120).
     """
     check_choice("mode", mode, ["ring", "allgather", "alltoall", "heads"])
     check_positive(length=length, dim=dim, ranks=ranks)

@@ -16,7 +16,7 @@ Tensors = Sequence[Tensor | None]
 
 
 def gradients_again(run: Callable[..., Tensor | Tensors], tensors: Tensors, grads: Tensors) -> list[Tensor | None]:
-    """Gradients of the outputs of run(*tensors) as functions of `tensors` and `grads`; None where none is asked for.
+    """Gradients of the outputs of run(*tensors) as functions of `tensors` and `grads`; None where none is needed.
 
     Args:
         run: the plain operations; returns a tensor or several.
@@ -53,9 +53,9 @@ class _Again(torch.autograd.Function):
 
 
 def twice_differentiable(out: Tensor, run: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
-    """`out`, made of `tensors` by an operation without second derivatives, with those of run(*tensors).
+    """`out`, made of `tensors` by an operation without second derivatives, with the derivatives of run(*tensors).
 
-    A gradient costs what it did: nothing is computed twice but in a backward pass with create_graph=True.
+    A first gradient costs no more: only a backward pass with create_graph=True computes anything twice.
     """
     if not (torch.is_grad_enabled() and out.requires_grad):
         return out

@@ -122,7 +122,7 @@ def attend(
         bias: added to the scores, broadcastable to (batch, heads, receivers, senders), such as one of positions.
         scale: factor of q k^T; 1 / sqrt(dim of the keys) by default.
         tiles: the topology of the whole image, for a mechanism whose batch axis is (batch * tiles).
-        method: "auto", "sdpa" or "plain". Second derivatives of "sdpa" are those of "plain".
+        method: "auto", "sdpa" or "plain". Second derivatives of "sdpa" are computed by "plain".
 
     Shapes: q (batch, heads, receivers, dim), k (batch, heads, senders, dim), v (batch, heads, senders, pose)
         -> (batch, heads, receivers, pose).

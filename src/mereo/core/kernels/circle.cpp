@@ -1,10 +1,10 @@
 // Attention of the tokens of an image to a disc around each of them and to tokens that all of them see, and its
-// gradients; the computation of a tile is that of neighborhood.cpp.
+// gradients; a tile is computed as in neighborhood.cpp.
 //
 // Senders lie as [some that all see | the image, row by row | more that all see]. A tile of VL queries goes over the
 // rows of the image that its discs touch, in each over the columns from the first to the last that any of them holds.
 //
-// Backward, for the senders of the image only: those that all see have dense gradients, which matrix products compute.
+// Backward, for the senders of the image only: senders that all see have dense gradients, made by matrix products.
 #include "tile_attention.hpp"
 
 namespace {
@@ -92,7 +92,7 @@ int ENTRY(mereo_circle)(const float* q, const float* k, const float* v, float* o
     });
 }
 
-// G, the gradient of out, and g, that of lse, with what was returned -> dq, dk, dv by the senders of the image; dk and
+// G and g, the gradients of out and lse, with what was returned -> dq, dk, dv by the senders of the image; dk and
 // dv hold zeros before.
 int ENTRY(mereo_circle_gradients)(const float* q, const float* k, const float* v, const float* G, const float* g,
                                   const float* out, const float* lse, float* dq, float* dk, float* dv,

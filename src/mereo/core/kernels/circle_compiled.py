@@ -1,7 +1,7 @@
 """Attention to circles in compiled C++, `circle.cpp`, as one operator of PyTorch with its gradient.
 
-Cost: 2 N P (D + E) FLOPs a head for N image tokens that attend to P each, times the senders of a tile's union over
-those of a circle, about 1.5 at a radius of 8. Extra memory at any time: the scores of one tile on
+Cost: 2 N P (D + E) FLOPs a head for N image tokens that attend to P each, times the senders in a tile's union over
+the senders of one circle, about 1.5 at a radius of 8. Extra memory at any time: the scores of one tile on
 each thread. Saved for the backward pass: the arguments, the output and the log of each sum, N numbers a head.
 """
 

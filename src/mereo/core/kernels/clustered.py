@@ -27,9 +27,9 @@ def distances(x: Tensor, centroids: Tensor) -> Tensor:
 
 
 def members(apart: Tensor, window: int) -> Tensor:
-    """The tokens nearest to each centroid, in the order of their positions: every cluster has as many.
+    """The tokens nearest to each centroid, in the order of their positions, `window` for every cluster.
 
-    What is not a number is farther than everything.
+    A distance of NaN counts as the farthest.
 
     Shapes: apart (batch, heads, clusters, tokens) -> int64 (batch, heads, clusters, min(window, tokens)).
     """
@@ -55,7 +55,7 @@ class Clustered:
 
     Attributes:
         q: (batch, heads, tokens, dim).
-        k: (batch, heads, senders, dim); None where the queries are the keys.
+        k: (batch, heads, senders, dim); None if the queries are the keys.
         v: (batch, heads, senders, pose).
         of_queries, of_keys: distances from the centroids, (batch, heads, clusters, tokens or senders).
         window: members of a cluster.

@@ -17,7 +17,7 @@ _run = entry("mereo_column_attention", *[c_void_p] * 7, *[c_int64] * 9, c_float)
 
 
 def cannot_run(*tensors: Tensor) -> str | None:
-    """Why the compiled pass cannot run for these tensors; None where it can."""
+    """Why the compiled pass cannot run for these tensors; None if it can."""
     if library.missing is not None:
         return library.missing
     if any(x.device.type != "cpu" or x.dtype != torch.float32 for x in tensors):
@@ -35,7 +35,7 @@ def column_attention(
     """weight * softmax over the keys of the kept columns of each query; zeros where it keeps none.
 
     Shapes: q (batch, heads, queries, dim), k (batch, heads, keys, dim), v (batch, heads, keys, pose), kept bool (batch,
-        heads, queries, columns), lengths int64 (batch, queries), the first so many keys are seen, weight (batch, heads,
+        heads, queries, columns), lengths int64 (batch, queries), how many first keys are seen, weight (batch, heads,
         queries) -> (batch, heads, queries, pose).
     """
     assert _run is not None

@@ -104,7 +104,7 @@ def best_agreement(
     """The agreement of each coarse capsule's vote with the best vote of the fine capsules beneath it.
 
     Args:
-        fine_weight: the transforms of the fine capsules; None if they vote with that of the coarse capsule above.
+        fine_weight: the transforms of the fine capsules; None if they share the transform of the coarse capsule above.
         tile: how many coarse capsules are looked at together; None chooses it from the sizes.
 
     Shapes: fine (batch, coarse, members, fine_dim), coarse (batch, coarse, coarse_dim), weight (receivers, coarse,

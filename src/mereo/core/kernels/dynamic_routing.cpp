@@ -4,7 +4,7 @@
 //     c = softmax_r(<U[r], V[r]>)             its couplings, V the sum of earlier parents; all `share` where V is null
 //     S[r, e] += c[r] U[r, e]                 what the parents become
 //
-// Backward, with G the gradient of S, that of the scores is b = c (a - sum_r c a), a = <U[r], G[r]>, and so
+// Backward, with G the gradient of S, the scores' gradient is b = c (a - sum_r c a), a = <U[r], G[r]>, and so
 //
 //     dV[r, e] += b[r] U[r, e],      dU[r, e] = sum of all passes of c[r] G[r, e] + b[r] V[r, e]
 //
@@ -99,7 +99,7 @@ void pass_range(const float* u, const float* W, const vec* V, const vec* G, bool
     }
 }
 
-// Where the gradients of all passes come from: V and G of those that agreed with something, G0 of those that did not.
+// Where the gradients of all passes come from: V and G of passes that agreed with something, G0 of passes that did not.
 struct Passes {
     const vec *V, *G, *G0;
     idx count, stride;
@@ -196,7 +196,7 @@ int ENTRY(mereo_pass)(const float* u, const float* W, const float* V, const floa
     });
 }
 
-// V and G (count, B, R, E) of the passes that agreed, G0 (B, R, E) the sum of those that did not, or null -> du, dW.
+// V and G (count, B, R, E) of the passes that agreed, G0 (B, R, E) the sum over the other passes, or null -> du, dW.
 int ENTRY(mereo_pass_gradients)(const float* u, const float* W, const float* V, const float* G, const float* G0,
                                  float* du, float* dW, idx B, idx S, idx R, idx D, idx E, idx asked, int leaky,
                                  float share, idx count) {

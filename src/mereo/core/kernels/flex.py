@@ -27,7 +27,7 @@ def flex(q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float) -> Tensor:
 
 
 def flex_cannot(*tensors: Tensor) -> str | None:
-    """Why FlexAttention cannot run on these tensors; None where it can."""
+    """Why FlexAttention cannot run on these tensors; None if it can."""
     if tensors[0].device.type == "cpu" and torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return "FlexAttention has no gradients on a CPU"
     if torch.compiler.is_compiling():

@@ -14,8 +14,8 @@ _pass_gradients = entry("mereo_pass_gradients", *[c_void_p] * 7, *[c_int64] * 6,
 class FusedPasses:
     """One pass of routing after another over the same children, as `StreamedPasses`: float32, on a CPU, no prior.
 
-    A pass backward makes the gradient of what it agreed with and no other: those of children and weight are made for
-    all passes together.
+    A backward pass makes only the gradient of `agreed`: the gradients of children and weight are made for all
+    passes together.
 
     Cost: 2 S R d D FLOPs an image for a pass, forward or backward, and 6 S R d D for the gradients of all passes. Live
     at once, beyond children, parents and gradients: the votes of at most four children for the images of one vector, on
@@ -56,7 +56,7 @@ class FusedPasses:
         return self._run(self.agreed[-1], self.grads[-1])
 
     def gradients(self) -> tuple[Tensor, Tensor, None]:
-        """Those of children and weight; there is no prior."""
+        """The gradients of children and weight; the prior has none."""
         assert _pass_gradients is not None
         # Without images or parents the library writes nothing.
         make = torch.empty_like if 0 not in (*self.children.shape, *self.parents) else torch.zeros_like

@@ -1,6 +1,6 @@
 """Gaussians fitted to the votes of windows without the tensor of votes, and the log density of every vote.
 
-    V_nrs = U_ns W_rs,   mean, variance = those of V_nr under the weights w_nr,   fit_nrs = log N(V_nrs; mean, variance)
+    V_nrs = U_ns W_rs,   mean, variance of V_nr under the weights w_nr,   fit_nrs = log N(V_nrs; mean, variance)
 
 `fit_gaussians` and `log_density` are the same from stored votes. Here votes are made again in every pass, forward and
 backward: in compiled C++ (`gaussians.cpp`, float32 on a CPU), a window and receiver at a time, or in PyTorch, a few
@@ -250,7 +250,7 @@ def _gradients(ctx: Any, d_mean: Tensor, d_variance: Tensor, d_fit: Tensor) -> t
         given = (*ctx.saved_tensors, d_mean, d_variance, d_fit if ctx.with_fit else None)
         with unconverted(d_mean):  # a backward pass inside of autocast
             return *_pass_gradients(*given, ctx.least, ctx.clamps, ctx.method), None, None, None, None
-    # Gradients of gradients are those of the plain operations.
+    # Second derivatives come from the plain operations.
 
     def again(poses: Tensor, weight: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         floor = Floor(ctx.least, ctx.clamps)

@@ -1,5 +1,5 @@
 // Gaussians fitted to votes U[n, s] W[r, s], products of matrices, and the log density of every vote, without keeping
-// more votes than those of one window for one receiver. Lanes are senders, and threads share out the windows.
+// more than the votes of one window for one receiver. Lanes are senders, and threads share out the windows.
 #include "teams.hpp"
 
 namespace {
@@ -272,7 +272,7 @@ extern "C" int ENTRY(mereo_gaussians)(const float* poses, const float* weight, c
     });
 }
 
-// The gradients of poses, weight and weights from those of mean, variance and (unless null) fit.
+// The gradients of poses, weight and weights from the gradients of mean, variance and (unless null) fit.
 extern "C" int ENTRY(mereo_gaussians_gradients)(const float* poses, const float* weight, const float* weights,
                                                 const float* mean, const float* variance, const float* d_mean,
                                                 const float* d_variance, const float* d_fit, float* d_poses,

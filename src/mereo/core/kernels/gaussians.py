@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 EMPTY = 1e-8
-"""Least sum of a parent's weights, by which they are divided, so that one without children has a mean of 0."""
+"""Least sum of weights that a parent's weights are divided by, so that one without children has a mean of 0."""
 
 LEAST_FIT = -1e30
 """Least log density of a vote, so that one far from every Gaussian is divided equally, not by inf - inf."""

@@ -38,7 +38,7 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
 
 
 _library, missing = _load()
-"""The library, and why it cannot be used (None where it can)."""
+"""The library, and why it cannot be used (None if it can)."""
 
 
 class Entry:

@@ -136,7 +136,7 @@ void scan_columns(const Scan& z, idx b, idx h, idx e0, idx e1) {
 
 }  // namespace
 
-// `strides` has those of batches, heads and tokens of q, k and v. q, k (B, H, N, D), v (B, H, N, E) -> out (B, H, N, E)
+// `strides`: of batches, heads and tokens of q, k and v. q, k (B, H, N, D), v (B, H, N, E) -> out (B, H, N, E)
 // and, unless it is null, the state behind the last token, (B, H, D, E). Returns 0, or 1 where memory ran out.
 extern "C" int ENTRY(mereo_linear_scan)(const float* q, const float* k, const float* v, const float* first,
                                         const double* slopes, float* out, float* last, const idx* strides, idx B, idx H,

@@ -82,7 +82,7 @@ def _blocks(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, before: Tensor, blo
 def chunked(
     q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, state: Tensor | None, block: int, watch: Watch | None = None
 ) -> Result:
-    """Blocks of so many tokens, the last of which may be shorter; a segment of blocks at a time.
+    """Blocks of `block` tokens, the last of which may be shorter; a segment of blocks at a time.
 
     With `watch`, the states before every block pass through it at once, (batch, heads, blocks, dim, pose).
     """

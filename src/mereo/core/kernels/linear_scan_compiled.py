@@ -78,7 +78,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, state: Tensor | None) -> 
 def _backward(
     grad: Tensor, grad_last: Tensor | None, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, state: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and the state; the last is empty where there is none."""
+    """Gradients of q, k, v and the state; the last is empty without a state."""
     first = None if state is None else (state.float() * _decay(slopes)).transpose(2, 3)
     turned = None if grad_last is None else grad_last.transpose(2, 3)
     dq, _ = _scan(grad, v, k, first, slopes, reverse=False, undecayed=False)

@@ -56,7 +56,7 @@ def execute(
 
 
 def compiled_cannot(*tensors: Tensor) -> str | None:
-    """Why a compiled pass that computes in float32 on a CPU cannot take these tensors; None where it can."""
+    """Why a compiled pass that computes in float32 on a CPU cannot take these tensors; None if it can."""
     if library.missing is not None:
         return library.missing
     for x in tensors:

@@ -6,7 +6,7 @@
 // broadcast, over the box that holds all windows of the tile, and lanes whose window a key is not in are masked out.
 // So windows that are shifted at borders, cut short (causal), shared (stride) or dilated all run alike.
 //
-// Backward, with G the gradient of out and g that of lse, P is made anew from lse:
+// Backward, with G and g the gradients of out and lse, P is made anew from lse:
 //
 //     b[j] = P[j] (<G, v_j> - <G, out> + g),   dq = scale sum_j b[j] k_j,   dk_j += b[j] scale q,   dv_j += P[j] G,
 //     dbias[j - i] += b[j]
@@ -260,7 +260,7 @@ int ENTRY(mereo_neighborhood)(const float* q, const float* k, const float* v, co
     });
 }
 
-// G, the gradient of out, and g, that of lse, with what was returned -> dq, dk, dv, dbias; the last three hold zeros
+// G and g, the gradients of out and lse, with what was returned -> dq, dk, dv, dbias; the last three hold zeros
 // before.
 int ENTRY(mereo_neighborhood_gradients)(const float* q, const float* k, const float* v, const float* bias,
                                         const float* G, const float* g, const float* out, const float* lse, float* dq,

@@ -87,7 +87,7 @@ def _backward(
     numbers: Sequence[int],
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and of the biases; the last one is empty where there are none."""
+    """Gradients of q, k, v and of the biases; the last one is empty without biases."""
     assert _gradients is not None
     types = [x.dtype for x in (q, k, v, q if bias is None else bias)]
     q, k, v, grad, out = map(_wide, (q, k, v, grad, out))

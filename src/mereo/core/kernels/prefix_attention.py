@@ -3,12 +3,12 @@
     out_k = sum_{i<=k} exp(s_i) v_i / sum_{i<=k} exp(s_i)                                        arXiv:2405.13956
 
 Tokens of any set are summed up by (m, u, w): the largest score, and the sums of exp(s - m) and of exp(s - m) v. Two
-summaries of disjoint sets add up to that of both. The sequential form adds a token at a time; the scan adds the
+summaries of disjoint sets add up to the summary of both. The sequential form adds a token at a time; the scan adds the
 summary 1, 2, 4 ... tokens before to each; the cumulative one has log u by a sum of exponentials and scans outputs only;
 the block form multiplies couplings and values inside blocks, and scans the summaries of blocks. Sums are in float32 or
 wider.
 
-Cost: N (E + 2) operations for N tokens of E numbers one by one; log2 N times as many by the scan; 2 b N E FLOPs by
+Cost: N (E + 2) operations for N tokens of E numbers one by one; log2 N times more by the scan; 2 b N E FLOPs by
 blocks of b, which are matrix products.
 """
 
@@ -101,7 +101,7 @@ def sequential(given: Prefixes) -> Result:
 
 
 def _shifted(summary: Summary, by: int) -> Summary:
-    """The summary `by` places before each, of no token where there is none."""
+    """The summary `by` places before each; the summary of no token before the first ones."""
     top, total = (
         F.pad(x, (by, 0), value=fill)[..., :-by] for x, fill in ((summary.top, -torch.inf), (summary.total, 0))
     )

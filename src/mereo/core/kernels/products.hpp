@@ -20,7 +20,7 @@ inline void fetch(const float* w, const Sizes& z) {
     for (idx k = 0; k < matrix; k += 16) __builtin_prefetch(w + 2 * z.S * matrix + k);
 }
 
-// work(N, first) for N of `count` entries at a time, as many as the registers hold, N known to the compiler.
+// work(N, first) for N of `count` entries at a time: N fits the registers and is known to the compiler.
 template <int MOST, class Work> INLINE inline void in_registers(idx count, Work work) {
     idx k = 0;
     for (; k + MOST <= count; k += MOST) work(std::integral_constant<int, MOST>{}, k);

@@ -25,7 +25,7 @@ LARGEST = 1e16
 
 
 def default_tile(children: Tensor, receivers: int) -> int:
-    """How many children a tile has: as many as keep a tensor (receivers, tile, d_in, batch) within `TILE_BYTES`."""
+    """The largest number of children in a tile that keeps (receivers, tile, d_in, batch) within `TILE_BYTES`."""
     batch, senders, d_in = children.shape
     row = receivers * d_in * batch * accumulation_type(children).itemsize
     return max(1, min(senders, TILE_BYTES.get(children.device.type, 1 << 26) // max(row, 1)))
@@ -100,12 +100,12 @@ class StreamedPasses:
         self.d_prior = None if self.prior is None else torch.zeros_like(self.prior)
 
     def backward(self, agreed: Tensor | None, grad: Tensor) -> Tensor | None:
-        """Gradient of `forward` at `agreed`: adds to those of children, weight and prior, returns that of `agreed`.
+        """Gradient of `forward` at `agreed`: adds to children's, weight's and prior's, returns `agreed`'s.
 
         The gradient of a vote is couplings * grad + change * agreed, where `change` is the gradient of the scores. The
         two products are concatenated along the batch, so that both go through each matrix product together.
 
-        Shapes: agreed and grad (batch, receivers, d_out) -> (batch, receivers, d_out), None where `agreed` is.
+        Shapes: agreed and grad (batch, receivers, d_out) -> (batch, receivers, d_out), None if `agreed` is None.
         """
         columns = grad.permute(1, 2, 0)
         batch = columns.shape[2]
@@ -135,7 +135,7 @@ class StreamedPasses:
         return None if d_agreed is None else d_agreed.permute(2, 0, 1)
 
     def gradients(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Those of children, weight and prior, in the shapes of the arguments; none where a child was clamped."""
+        """Gradients of children, weight and prior, shaped as the arguments; 0 for clamped children."""
         self.d_children.masked_fill_(self.children.abs_() >= LARGEST, 0)
         del self.children
         return self.d_children.permute(2, 0, 1), self.d_weight, self.d_prior

@@ -19,7 +19,7 @@ def forward_mode() -> bool:
 
 
 def transformed() -> bool:
-    """Whether derivatives other than those of reverse mode may be taken of what is computed now."""
+    """Whether derivatives in another than reverse mode may be taken of what is computed now."""
     return bool(torch._C._are_functorch_transforms_active()) or forward_mode()
 
 
@@ -40,7 +40,7 @@ def traced_for_onnx() -> bool:
 
 
 def steps_aside() -> str | None:
-    """Why an operator of ours cannot stand for its plain operations in this call; None where it can."""
+    """Why an operator of ours cannot stand for its plain operations in this call; None if it can."""
     if torch.compiler.is_exporting() or traced_for_onnx():
         return "the model is being exported"
     if transformed():

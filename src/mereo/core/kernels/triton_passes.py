@@ -79,7 +79,7 @@ class TritonPasses:
         self.d_weight = torch.zeros_like(self.weight, dtype=torch.float32)
 
     def backward(self, agreed: Tensor | None, grad: Tensor) -> Tensor | None:
-        """Gradient of `forward` at `agreed`: adds to those of children and weight, returns that of `agreed`."""
+        """Gradient of `forward` at `agreed`: adds to the gradients of children and weight, returns `agreed`'s."""
         from mereo.core.kernels.triton_kernels import backward_kernel
 
         grad = grad.contiguous()
@@ -92,5 +92,5 @@ class TritonPasses:
         return None if agreed is None else sums.sum(0)
 
     def gradients(self) -> tuple[Tensor, Tensor, None]:
-        """Those of children and weight; there is no prior."""
+        """The gradients of children and weight; the prior has none."""
         return self.d_children, self.d_weight, None

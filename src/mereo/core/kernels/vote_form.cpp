@@ -123,7 +123,7 @@ void outer_products(const Form& f, float* out) {
 
 }  // namespace
 
-// c (B, R, S), u (B, S, D), W (R, S, D, E), v (B, R, E), of which one is null -> the derivative with respect to
+// c (B, R, S), u (B, S, D), W (R, S, D, E), v (B, R, E), one of them null -> the derivative with respect to
 // it. Returns 0, or 1 where memory ran out.
 extern "C" int ENTRY(mereo_vote_form)(const float* c, const float* u, const float* W, const float* v, float* out,
                                        idx B, idx S, idx R, idx D, idx E, idx asked) {

@@ -36,7 +36,7 @@ class Topology(ABC):
 
     @property
     def counts(self) -> tuple[int, int] | None:
-        """How many receivers and senders there are; None where any number is allowed."""
+        """How many receivers and senders there are; None if any number is allowed."""
         return None
 
     def make_tiles(self, counts: tuple[int, int], device: torch.device) -> "Tiles":
@@ -214,7 +214,7 @@ class Tiles(Topology):
         return whole[..., :-1].unflatten(-1, (self.num_receivers, self.num_senders))
 
     def pick(self, couplings: Tensor, padding: Tensor) -> Tensor:
-        """The inverse of `place`: entries of a map over the whole image as tiles, and `padding` where there are none.
+        """The inverse of `place`: entries of a map over the whole image as tiles; `padding` fills places outside it.
 
         Shapes: couplings (batch, heads, receivers, senders), padding (batch * tiles, heads, r, s) -> as padding.
         """

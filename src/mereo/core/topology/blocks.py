@@ -21,7 +21,7 @@ class Blocks(Product):
     Args:
         grid: rows and columns; the last windows may be cut short.
         size: P and Q.
-        number: windows down and across, those beyond the grid included; by default as many as it takes.
+        number: windows down and across, those beyond the grid included; by default the least that covers the grid.
     """
 
     grid: Pair

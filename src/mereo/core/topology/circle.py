@@ -76,7 +76,7 @@ class Circle(Topology):
     def widths(self) -> tuple[int, ...]:
         """Columns of a circle to each side of its centre, at a distance of 0, 1, ... rows from it."""
         rows, columns = self.grid
-        most = ceil(self.radius**2) - 1  # the largest square of a distance that is below that of the radius
+        most = ceil(self.radius**2) - 1  # the largest squared distance below the squared radius
         return tuple(min(isqrt(most - dy**2), columns - 1) for dy in range(min(isqrt(most), rows - 1) + 1))
 
     @property

@@ -15,7 +15,7 @@ def grid_groups(fine: tuple[int, int], coarse: tuple[int, int]) -> Tensor:
     cells of a border beyond the coarse grid are left out.
 
     Args:
-        fine, coarse: (rows, columns), each side of `fine` at least that of `coarse`.
+        fine, coarse: (rows, columns), each side of `fine` at least `coarse`'s.
 
     Shapes: -> int64 (coarse cells, fine cells under each).
     """
@@ -35,9 +35,9 @@ class Grid(NamedTuple):
         step: pixels from one to the next, down and across.
         feeds: for senders, None when the receivers are the classes; else the place of the first receiver among the fine
             capsules (cross-agreement) or the senders of the class routing, or of the routing `through`.
-        prefix: how many come before those of the grid and have no position, such as a class token.
-        through: name of the coupling whose senders the receivers are, where that is not the class routing.
-        after: positions of those that come next on a grid of their own, such as the capsules of a coarser map.
+        prefix: number of entries before the grid that have no position, such as a class token.
+        through: name of the coupling whose senders the receivers are, if it is not the class routing.
+        after: positions of further entries on a grid of their own, such as the capsules of a coarser map.
     """
 
     rows: int

@@ -80,7 +80,7 @@ class BlockLine(Line):
         before, behind: senders that a block sees before its first and behind its last one.
         step: distance of two receivers in cells; divides `block`.
         causal: whether a receiver sees no sender behind it.
-        number: blocks of the axis, those beyond its end included; by default as many as it takes.
+        number: blocks of the axis, those beyond its end included; by default the least that covers the axis.
     """
 
     length: int

@@ -1,6 +1,6 @@
 """Neighbourhoods: each token of a grid of one to three axes and the tokens nearest to it.
 
-Source: arXiv:2403.04690; the stride is that of arXiv:2504.16922.
+Source: arXiv:2403.04690; the stride is from arXiv:2504.16922.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,11 @@ T = TypeVar("T")
 
 
 def each_axis(argument: str, value: T | Sequence[T], axes: int) -> tuple[T, ...]:
-    """One value for each axis: the same for all, or as many as there are axes."""
+    """One value for each axis, from one for all axes or one for each."""
     if not isinstance(value, Sequence):
         return (value,) * axes
     if len(value) != axes:
-        raise UsageError(
-            f"{argument} is {tuple(value)} for a grid of {axes} axes; give one value, or as many as it has axes."
-        )
+        raise UsageError(f"{argument} is {tuple(value)} for a grid of {axes} axes; give one value, or {axes}.")
     return tuple(value)
 
 
@@ -126,7 +124,7 @@ class Neighborhood(Product):
         extra: number of senders behind the grid, such as registers or text, which every token attends to.
 
     Raises:
-        UsageError: for a window, stride or dilation that the grid does not hold, with those that it does.
+        UsageError: for a window, stride or dilation that does not fit the grid, with the values that do.
 
     Reference: arXiv:2403.04690; stride: arXiv:2504.16922.
     """
@@ -205,7 +203,7 @@ class Neighborhood(Product):
         return near if not self.extra else torch.where(sender < self.tokens, near, True)
 
     def relative(self, receiver: Tensor, sender: Tensor) -> Tensor:
-        """Entry of each pair in a flat table of relative positions; that of senders behind the grid is `offsets`."""
+        """Entry of each pair in a flat table of relative positions; senders behind the grid have entry `offsets`."""
         entry, rest = torch.zeros_like(receiver + sender), self.tokens
         for line in self.lines:
             rest //= line.length

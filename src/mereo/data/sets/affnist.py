@@ -25,7 +25,7 @@ _LARGEST_FILE = 2**29
 
 
 def read(root: Path, download: bool) -> "RawDataset":
-    """From MNIST/raw and every .mat file of affNIST's test batches; the latter are not downloaded."""
+    """From MNIST/raw and every .mat file of affNIST's test batches; the .mat files are not downloaded."""
     import torch
     import torch.nn.functional as F
 

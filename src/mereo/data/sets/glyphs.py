@@ -68,7 +68,7 @@ def read(root: Path, download: bool) -> "RawDataset":
 
 register_dataset(
     "glyphs",
-    summary="signs of a few strokes, each an identity; those of the test images are new; generated when needed",
+    summary="signs of a few strokes, each an identity; test images show new identities; generated when needed",
     source="ours",
     num_classes=sum(IDENTITIES.values()),
     in_chans=1,

@@ -146,7 +146,7 @@ def read(root: Path, download: bool, *, viewpoints: str = "all", familiar: bool 
         split: _read_split(paths, viewpoints, split == "train" or familiar) for split, paths in _find(root).items()
     }
     if not all(len(split) for split in splits.values()):
-        raise UsageError(f"viewpoints is {viewpoints!r}, of which the files in {root} have no images; give 'all'.")
+        raise UsageError(f"viewpoints is {viewpoints!r}, but the files in {root} have no images of them; give 'all'.")
     return RawDataset(splits, CATEGORIES, 2)
 
 

@@ -1,6 +1,6 @@
 """Toys of five categories, each an arrangement of convex parts whose proportions differ between instances.
 
-The categories are those of smallNORB (LeCun, Huang, Bottou, CVPR 2004); its toys are photographed, these are composed.
+The categories follow smallNORB (LeCun, Huang, Bottou, CVPR 2004); its toys are photographed, these are composed.
 x points ahead, y to the left and z up.
 """
 

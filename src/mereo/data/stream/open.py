@@ -66,7 +66,7 @@ def _choices(braced: str) -> list[str]:
 
 
 def _inside(folder: Path) -> list[Path]:
-    """The tar files and tables of a folder and of its folders for splits; none where it has folders of classes."""
+    """The tar files and tables of a folder and of its folders for splits; empty if it has folders of classes."""
     entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     for place in [entry for entry in entries if entry.is_dir()]:
         members = sorted(place.iterdir()) if place.name in _FOLDERS else [place]

@@ -103,7 +103,7 @@ class StreamedSet(Images):
         return self._like(self.source.take(indices.cpu()), self._device)
 
     def decoded_fully(self) -> "StreamedSet":
-        """The same images, every JPEG decoded at its full size, and with warnings of those that cannot be read."""
+        """The same images, every JPEG decoded at its full size, and with a warning for each one that cannot be read."""
         return self._like(self.source, self._device, strict=False, reduce=False)
 
     def _like(self, source: Source, device: torch.device | str | None, **changes: bool) -> "StreamedSet":

@@ -28,7 +28,7 @@ class Node:
         length: of the capsule, or of a class the score; None for a patch at which several types of capsules sit.
         senders: how many could vote for it; 0 where the tree ends.
         carried: the share of all their strengths, in absolute value, that the edges below it carry; 1 for nothing.
-        effect: of a patch, how much the score of the class above it falls when the patch is hidden; None where that was
+        effect: of a patch, how much the score of the class above it falls when the patch is hidden; None if that was
             not measured.
     """
 
@@ -74,7 +74,7 @@ class ParseTree:
         keep: largest number of votes kept for a capsule.
         true: the true class of the image; None if it is not known.
         correlation: of the votes of all parts for the first class and the effects of hiding them, see
-            `rank_correlation`; None where that was not measured.
+            `rank_correlation`; None if that was not measured.
         parts: how many these are.
         kind: of the scores, see `VisionModel.score_kind`; "outputs" where the task is not to choose a class.
     """

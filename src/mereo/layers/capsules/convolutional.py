@@ -49,8 +49,8 @@ class ConvCapsules(nn.Module):
             for complex vectors, real parts first; None for `out_pose` is the same as `in_pose`.
         pose: "matrix", "vector" or "complex".
         shared: one transform for each pair of types, whatever the offset in the window.
-        compete: who competes for a child: the parents of all "positions" whose windows read it (the paper), or those of
-            one "window" at a time (most public code).
+        compete: who competes for a child: the parents of all "positions" whose windows read it (the paper), or the
+            parents of one "window" at a time (most public code).
         coordinates: add where a child is to two entries of its vote, row and column: (entry, entry) of the flattened
             pose, or True for the first two entries of the last column of a matrix and of a vector. Both are
             `coordinate_scale` (index + `coordinate_offset`) / size of the map.
@@ -59,7 +59,7 @@ class ConvCapsules(nn.Module):
         routing_options: its arguments.
         size: rows and columns of the map of children, only for `kernel` None.
 
-    Shapes: poses (batch, in_types, *in_pose, rows, columns), activation (batch, in_types, rows, columns) or None where
+    Shapes: poses (batch, in_types, *in_pose, rows, columns), activation (batch, in_types, rows, columns) or None if
         the routing needs none -> `Capsules`: pose (batch, out_types, *out_pose, rows', columns'), activation (batch,
         out_types, rows', columns').
 

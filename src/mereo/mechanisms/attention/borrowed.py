@@ -35,7 +35,7 @@ class BorrowedCoupling(Coupling):
 
     def __init__(self, host: nn.Module, forward: Callable[..., Any], dropout: float) -> None:
         super().__init__("senders", dropout=dropout)
-        # Outside of PyTorch's table of children, of which the layer would otherwise be one.
+        # Outside of PyTorch's table of children, so that the layer is not one of them.
         self.__dict__["host"], self._run = host, forward
 
     def watch(self, observer: Observer) -> None:

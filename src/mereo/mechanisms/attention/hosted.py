@@ -129,7 +129,7 @@ def _varied(shape: Sequence[int]) -> Tensor:
 
 @torch.no_grad()
 def computes_attention(host: nn.Module, *, dense: bool = False) -> bool:
-    """Whether a layer computes what `DenseHosted` does, tried on tokens, and with weights where it has none yet.
+    """Whether a layer computes what `DenseHosted` does, tried on random tokens, with random weights if it has none yet.
 
     Args:
         host: True for one without weights that is larger than any in use.

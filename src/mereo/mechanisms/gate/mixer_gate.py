@@ -24,7 +24,7 @@ class TokenLinear(nn.Linear):
 class Mixing(nn.Module):
     """dropout(second(dropout(gelu(first(z))))), of two layers along tokens or along channels.
 
-    Shapes: those of the layers, of which the second undoes the first.
+    Shapes: the output has the shape of z; the second layer returns to the width that the first one reads.
     """
 
     def __init__(self, first: nn.Linear, second: nn.Linear, dropout: float) -> None:

@@ -1,6 +1,6 @@
 """Polarized self-attention: a gate of the channels and a gate of the positions, each of full size.
 
-Source: Liu, Liu, Fan, Huang 2021, arXiv:2107.00782, section 3; the other two softmaxes and channel gates are those of
+Source: Liu, Liu, Fan, Huang 2021, arXiv:2107.00782, section 3; the other two softmaxes and channel gates follow
 the authors' code, github.com/DeLightCMU/PSA.
 Cost: 3 C multiply-adds a position, 2 C^2 an image and four passes over the features. No map of C / 2 channels is made,
 except for the softmax over the values.

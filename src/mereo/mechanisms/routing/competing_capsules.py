@@ -1,7 +1,7 @@
 """Capsules that compete for the right to be decoded, so that they specialise without labels.
 
 Source: Rawlinson, Ahmed, Kowadlo 2018, arXiv:1804.06094, and the authors' code (Cerenaut/sparse-unsupervised-capsules).
-Cost: that of dynamic routing with its votes kept, one maximum and one sum over the couplings, a sort of the parents.
+Cost: as dynamic routing with stored votes, one maximum and one sum over the couplings, a sort of the parents.
 """
 
 import math

@@ -3,7 +3,7 @@
 Source: Hu, Han, Sun, Ren 2025, arXiv:2508.16922. The authors have not published code, as far as we know.
 Cost: one pass. The agreement uses <W^T u, V> = <u, W V>, so votes of the fine capsules are never made; with shared
 weights one product W V per coarse capsule serves all the fine capsules under it. The streamed form makes no votes at
-all (`mereo.core.kernels.cross_agreement`): its memory is that of capsules, couplings and one tile.
+all (`mereo.core.kernels.cross_agreement`): it holds capsules, couplings and one tile in memory.
 """
 
 from collections.abc import Callable
@@ -121,7 +121,7 @@ class CrossAgreementRouting(nn.Module):
         return bounded(fine).unflatten(1, (-1, self.members))
 
     def _own_weight(self) -> Tensor | None:
-        """Transforms of the fine capsules (receivers, coarse, members, fine_dim, pose); None where they are shared."""
+        """Transforms of the fine capsules (receivers, coarse, members, fine_dim, pose); None if they are shared."""
         return None if self.fine_weight is None else self.fine_weight.unflatten(1, (-1, self.members))
 
     def agreement(self, fine: Tensor, votes: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ class DepthwiseAttention(nn.Module):
 
     out = W_o softmax(q k^T / sqrt(D)) v + b_o
 
-    Each dw is a depthwise convolution of 3x3 of its own, without a bias; that of the queries has stride 1.
+    Each dw is a 3x3 depthwise convolution of its own, without a bias; the one of the queries has stride 1.
 
     Args:
         dim: D, numbers in a capsule.

@@ -41,7 +41,7 @@ def dynamic_routing(
         weight: a transform for every pair.
         steps: evaluations of the couplings, at least 1. Gradients flow through all of them.
         method: "plain" keeps the votes (batch, receivers, senders, d_out) and can be differentiated in every way;
-            "streamed" (PyTorch), "fused" (compiled, CPU) and "triton" (CUDA) never make them: their memory is that of
+            "streamed" (PyTorch), "fused" (compiled, CPU) and "triton" (CUDA) never make them and keep only
             children, parents and one tile. "auto" takes the fastest that can run; `mereo.core.kernels.backends()` lists
             those available. Requesting one that cannot run is a UsageError.
         tile: how many children "streamed" looks at together; None chooses it from the sizes.
@@ -161,7 +161,7 @@ class DynamicRouting(nn.Module):
 
 @vote_routing("dynamic")
 class DynamicVoteRouting(VoteRouting):
-    """Dynamic routing of the votes that a layer makes; activations are lengths, and those of children have no part.
+    """Dynamic routing of the votes that a layer makes; activations are lengths, and children's are not used.
 
     Args:
         receivers, senders, pose: as of every `VoteRouting`.

@@ -2,7 +2,7 @@
 
 Source: Tsai, Srivastava, Goh, Salakhutdinov 2020, arXiv:2002.04764, and the authors' code.
 Cost: the first pass is one product of children and transforms, 2 S R d^1.5 FLOPs an image with poses of d numbers; each
-further pass makes the votes twice, once to compare and once to sum, and stores none where it can stream.
+further pass makes the votes twice, once to compare and once to sum, and stores none if it can stream.
 """
 
 from collections.abc import Sequence
@@ -62,8 +62,8 @@ def _check_normalised(**sizes: int) -> None:
 class InvertedDotProductVoteRouting(VoteRouting):
     """Inverted dot-product routing of the votes that a layer makes: see `InvertedDotProductRouting`.
 
-    It is the paper's where `compete` is "window". These capsules have no activations: those of children have no part,
-    and those of parents are 1.
+    It is the paper's routing if `compete` is "window". These capsules have no activations: the activations of children
+    are not used, and parents get 1.
 
     Args:
         receivers, senders, pose: as of every `VoteRouting`.
@@ -127,8 +127,8 @@ class InvertedDotProductRouting(nn.Module):
         dropout: of the entries of parents, in training.
 
     Shapes: children (batch, senders, sender_dim), matrices row by row; mask (batch, senders) -> (batch, receivers,
-        receiver_dim). A call with several children, one for each pass, routes those of the pass before in each pass
-        after the first, as layers do that are updated together: see `forward`.
+        receiver_dim). A call with several children, one for each pass, routes the children of the previous pass in each
+        pass after the first, as layers do that are updated together: see `forward`.
 
     Reads as: couplings[b, 0, r, s] is the share of its vote that child s gives to parent r.
 
@@ -182,7 +182,7 @@ class InvertedDotProductRouting(nn.Module):
         return update_parents(votes, parents, self.coupling, self.norm, self.dropout)
 
     def over_passes(self, children: Sequence[Tensor]) -> Tensor:
-        """The parents after all passes, where children change: pass 1 and 2 route the first, pass t those of t - 1."""
+        """The parents after all passes: passes 1 and 2 route children[0], pass t children[t - 2]."""
         votes = self.votes_of(children[0])
         with unconverted(children[0]):
             parents = self.update(votes, None)

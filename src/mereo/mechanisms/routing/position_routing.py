@@ -46,7 +46,7 @@ class PositionRouting(nn.Module):
         receivers: class capsules.
         batch_stats: normalise by the statistics of the batch in evaluation too, as the authors' code does; the output
             for an image then depends on the others.
-        public_view: read y without moving the axis of the receivers before that of the numbers, as the authors' code
+        public_view: read y without moving the axis of receivers before the axis of numbers, as the authors' code
             does: capsule r is the piece of `dim` entries from r dim on of y_11, y_21, ..., y_12, y_22, ... Then each
             receiver has numbers of its own; otherwise permuting the numbers changes no length.
 

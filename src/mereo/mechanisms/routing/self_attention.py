@@ -79,8 +79,8 @@ class SelfAttentionRouting(nn.Module):
 
 @vote_routing("self_attention")
 class SelfAttentionVoteRouting(VoteRouting):
-    """Self-attention routing of the votes that a layer makes; activations are lengths, and those of children have no
-    part.
+    """Self-attention routing of the votes that a layer makes; activations are lengths; the activations of children
+    are not used.
 
     Args:
         receivers, senders, pose: as of every `VoteRouting`.

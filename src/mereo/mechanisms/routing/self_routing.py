@@ -116,7 +116,7 @@ class SelfRouting(nn.Module):
         self.gate_bias = nn.Parameter(torch.zeros(receivers, senders))
         self.weight: nn.Parameter | None = None
         if receiver_dim:
-            # He's uniform distribution as the authors' code has it, whose fan-in is that of one child's transforms.
+            # He's uniform distribution as in the authors' code, with the fan-in of one child's transforms.
             bound = (6 / (receivers * receiver_dim * sender_dim)) ** 0.5
             self.weight = nn.Parameter(torch.empty(receivers, senders, sender_dim, receiver_dim))
             nn.init.uniform_(self.weight, -bound, bound)

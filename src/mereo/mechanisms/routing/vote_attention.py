@@ -60,8 +60,8 @@ class VoteAttentionRouting(nn.Module):
     Args:
         senders, receivers: how many children and parents.
         sender_dim, receiver_dim: their pose sizes.
-        per_class: the votes for each parent attend by themselves, with weights of their own; otherwise those of a child
-            for all parents attend together.
+        per_class: the votes for each parent attend by themselves, with weights of their own; otherwise all votes of a
+            child attend together, for all parents.
         reduce: "mean" or "sum" of the votes. With "sum" and gamma = 0 every vote counts whole, as in
             `DynamicRouting(steps=0)`.
 

@@ -86,8 +86,8 @@ class Aaren(nn.Module):
     `step(token, state)` takes one token and `extend(tokens, state, mask)` several; what they carry does not grow. A
     token with False in the mask changes nothing.
 
-    Deviates: the query of every layer is a parameter; the figure of the paper leaves open whether that of a later layer
-    is made by the one before. It starts normal of 0.02, which the paper does not state, as the weights do.
+    Deviates: the query of every layer is a parameter; the paper's figure leaves open whether the query of a later layer
+    is made by the layer before. It starts normal of 0.02, which the paper does not state, as the weights do.
 
     Reference: arXiv:2405.13956, sections 3 and 4.
     """
@@ -138,7 +138,7 @@ class Aaren(nn.Module):
     def extend(
         self, tokens: Tensor, state: Summary | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, Summary]:
-        """Tokens behind those that made `state`: their outputs, and the state behind them.
+        """Tokens that follow `state`: their outputs, and the state after them.
 
         Args:
             mask: bool (batch, tokens), True = takes part.

@@ -53,7 +53,7 @@ class LinearScan(nn.Module, ABC):
 
     @abstractmethod
     def slopes(self) -> list[float]:
-        """For each head, minus the logarithm of the factor by which a token lets the state decay."""
+        """For each head, minus the log of the factor that multiplies the state at each token."""
 
     @abstractmethod
     def write(self, out: Tensor, tokens: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 `mereo.evit` puts it into a network.
 
 Source: arXiv:2202.07800, section 3.
-Cost: that of the host on fewer tokens; with a keep rate of 0.7 in three of twelve layers, 3.03 instead of 4.61 billion
+Cost: as the host on fewer tokens; with a keep rate of 0.7 in three of twelve layers, 3.03 instead of 4.61 billion
 multiplications an image for DeiT-S. The class token's row of attention adds N D multiplications a reducing layer.
 """
 
@@ -24,7 +24,7 @@ Exchanged = tuple[Tensor, Tensor, Tensor]
 
 
 def keep(tokens: Tensor, kept: Tensor, attention: Tensor, fuse: bool = True, normalize: bool = False) -> Tensor:
-    """The kept tokens in the given order and, behind them, the others as one: f = sum of a_i y_i over those that left.
+    """The kept tokens in the given order and, behind them, one token for all others: f = sum of a_i y_i over them.
 
     Args:
         fuse: whether the others are kept as their sum.

@@ -58,7 +58,7 @@ class AACapsNet(_Convolutions):
     Args:
         num_classes, in_chans, img_size: as in timm; sides of at least 17.
         reading: "map" (this class): positions attend to positions, and a classifier reads all capsules; or "votes"
-            (`AAVotesCapsNet`): children attend to each other's votes, of which the class capsules are the means.
+            (`AAVotesCapsNet`): children attend to each other's votes, and class capsules are the means of the results.
         conv_channels: of the first convolution.
         primary_types, primary_dim: kinds of capsules at a position, and their pose size.
         hidden: size between the two linear layers; only for "map".

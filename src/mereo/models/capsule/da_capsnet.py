@@ -2,7 +2,7 @@
 
 Source: Huang, Zhou 2020, Scientific Reports 10:11383, doi:10.1038/s41598-020-68453-w. Its equations were not available:
 where the two layers are is the paper's, what they compute is ours.
-Cost at 28x28: 0.28 G multiply-adds an image, of which attention on the map of 20x20 has 0.08.
+Cost at 28x28: 0.28 G multiply-adds an image, including 0.08 for attention on the 20x20 map.
 """
 
 from functools import partial

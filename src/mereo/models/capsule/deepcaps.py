@@ -119,7 +119,7 @@ class DeepCaps(CapsuleClassifier):
         1e-3, and lengths nothing under their root, for 1e-7 that is added to every number.
 
     Reference: arXiv:1904.09546. The network equals loops written from the paper and the authors' code, which runs on
-        TensorFlow 1 only and was not run. `ConvCaps` and `ClassCaps` equal those of a port to PyTorch,
+        TensorFlow 1 only and was not run. `ConvCaps` and `ClassCaps` equal a port to PyTorch,
         https://github.com/HopefulRational/DeepCaps-PyTorch, to 5e-9.
     """
 

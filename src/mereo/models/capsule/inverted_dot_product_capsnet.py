@@ -97,8 +97,8 @@ class InvertedDotProductCapsNet(CapsuleClassifier):
     backbone -> LayerNorm(conv 1x1) as capsules -> convolutions of capsules -> class capsules -> one linear score each
 
     "concurrent": in the first pass each layer reads the new capsules of the layer below, uniformly; in every later pass
-    all layers route those of the pass before. What the classes do not depend on is not computed: with 2 passes, the
-    second of the layers below the classes. "sequential": each layer makes all passes before the next one begins.
+    all layers route the capsules of the previous pass. Passes that the classes do not depend on are skipped: of 2
+    passes, the second one below the classes. "sequential": each layer makes all passes before the next one begins.
 
     Args:
         num_classes, in_chans, img_size: as in timm.

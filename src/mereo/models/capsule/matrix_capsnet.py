@@ -36,7 +36,7 @@ class MatrixCapsNet(CapsuleClassifier):
         batch_norm: after the first convolution.
         steps, inverse_temperature, schedule, variance_floor, floor, renormalise, cost_per_children: of EM routing, see
             `mereo.mechanisms.routing.em.EMOptions`.
-        compete: the parents of all "positions" compete for a child (the paper), or those of one "window".
+        compete: the parents of all "positions" compete for a child (the paper), or only those in one "window".
         coordinates: add row and column of a child of the class capsules to two entries of its vote: the first two of
             the right "column" of the matrix (the paper), the first two of the upper "row", or to "none".
         coordinate_offset: added to its row and column before they are divided by the size of the map.
@@ -44,7 +44,7 @@ class MatrixCapsNet(CapsuleClassifier):
     Shapes: images (batch, in_chans, height, width) -> activations (batch, num_classes) in (0, 1).
 
     Deviates: a batch normalisation after the first convolution, as in public implementations; the paper names none
-        (batch_norm=False). It does not give the padding of the first convolution either. Coordinates are those of the
+        (batch_norm=False). It does not give the padding of the first convolution either. Coordinates are of the
         centre of a cell, from 0 to 1. Images are read as they are; the paper standardises each of them.
 
     Reference: Hinton, Sabour, Frosst 2018 (ICLR), section 4.

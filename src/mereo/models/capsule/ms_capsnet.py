@@ -25,7 +25,7 @@ GLUON_BOUND = 0.07
 
 
 def branch(name: str, channels: int, types: int, dim: int) -> nn.Sequential:
-    """The convolutions of one scale: the first reads all channels, the others those of one type of capsules each.
+    """The convolutions of one scale: the first reads all channels, each other one the channels of one capsule type.
 
     low:     conv 9x9 / 2 to `dim` channels a type
     middle:  conv 5x5 / 2 to 16, BN, tanh, conv 3x3 to `dim`

@@ -23,7 +23,7 @@ HEADS = ("capsules", "linear")
 
 
 def _places(sides: tuple[int, int], reduction: int, cells: int) -> Grid:
-    """`cells` squares along the shorter side of the image, or as many as the map has, and as many as fit the other."""
+    """`cells` squares along the shorter side of the image, at most the map's cells, and squares that fit the other."""
     step = min(sides) / min(cells, -(-min(sides) // reduction))
     rows, columns = (max(1, min(round(side / step), -(-side // reduction))) for side in sides)
     step = max(sides[0] / rows, sides[1] / columns)
@@ -45,7 +45,7 @@ class MSPCapsHead(OnBackbone, MultiScaleCapsules):
         out_indices: the stages whose maps are used: one to three, ascending, negative numbers from the end.
         backbone_args: arguments of a backbone of mereo's, such as {"stem_stride": 2}.
         frozen: the backbone keeps its weights and the statistics of its batch norms.
-        cells: patches along the shorter side of the image on each map, at most as many as the map has cells; they fix
+        cells: patches along the shorter side of the image on each map, at most the number of its cells; they fix
             the number of capsules whatever the size of the image.
         pose_dims: pose of the patch capsules of each map.
         mid_dim: pose of the capsules between the two routings; of the class capsules of one or two maps.
@@ -55,8 +55,8 @@ class MSPCapsHead(OnBackbone, MultiScaleCapsules):
 
     Shapes: images (batch, in_chans, height, width) -> lengths (batch, num_classes).
 
-    Deviates: the paper has a backbone of its own and patches of 4 x 4 cells. Here the mean is taken over as many cells
-        as make `cells` patches a side; poses are larger than in MSPCaps-T, for maps of more channels.
+    Deviates: the paper has a backbone of its own and patches of 4 x 4 cells. Here the mean is taken over patches of
+        a size that gives `cells` patches a side; poses are larger than in MSPCaps-T, for maps of more channels.
 
     Reference: arXiv:2508.16922.
     """

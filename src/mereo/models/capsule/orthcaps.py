@@ -69,7 +69,7 @@ class OrthConvCaps(nn.Module):
         activation: one of `ACTIVATIONS`.
 
     Shapes: maps (batch, in_types * dim, rows, columns), kept bool (batch, in_types, rows, columns) -> (batch, out_types
-        * dim, ceil(rows / stride), ceil(columns / stride)). A child of which nothing is kept under the convolution has
+        * dim, ceil(rows / stride), ceil(columns / stride)). A child with nothing kept under the convolution has
         no share.
     """
 

@@ -145,7 +145,7 @@ class ParseCaps(CapsuleClassifier):
         num_concepts: scores of concepts; 0 for none.
         scaled: divide the lengths by sqrt(dim), so that they are in (0, 0.85).
         decorrelation: weight of `correlation_penalty` of the class capsule in the loss. Above 0 the decoder reads
-            capsules of which one number, drawn for each image, is left out in training.
+            capsules that lose one number, drawn for each image, in training.
         decoder: have a decoder that rebuilds the image from one class capsule.
         public_view, batch_stats: as the authors' code, see `PrimaryStage` and `PositionRouting`.
         public_classes: give each class numbers of its own, as the authors' code does, see `public_view` of
@@ -159,7 +159,7 @@ class ParseCaps(CapsuleClassifier):
         The decorrelation, the axial form and the loss of the concepts are ours.
 
     Reference: arXiv:2411.01564. With `public_view` and `batch_stats`, and without their dropout, lengths, concepts and
-        gradients equal those of the authors' code with the same weights, to 1e-14 in float64.
+        gradients equal the authors' code with the same weights, to 1e-14 in float64.
     """
 
     unscored_parts = ("decoder", "concepts")

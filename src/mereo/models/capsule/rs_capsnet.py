@@ -2,7 +2,7 @@
 
 Source: Yang, Lee, Miao, Cai, Chen, Yao, Kotani, Chen, "RS-CapsNet: an advanced capsule network", IEEE Access 8,
 2020, doi:10.1109/ACCESS.2020.2992655.
-Neither its text nor code was available: the mechanisms are those of its title and abstract, as their own papers define
+Neither its text nor code was available: the mechanisms follow title and abstract, as their own papers define
 them, and widths are ours, chosen for the published 5.0 million parameters.
 Cost at 32x32: about 0.16 G multiply-adds an image, nearly all in the convolutions.
 """

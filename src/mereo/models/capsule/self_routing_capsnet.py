@@ -139,7 +139,7 @@ class SelfRoutingCapsNet(_Stages, CapsuleClassifier):
         planes: channels of the first convolution; a sixteenth of them in "smallnet".
         capsules, capsule_dim: types of capsules, and their pose size.
         depth: layers of capsules above the first; those between the first and the classes are convolutions of
-            capsules, of which the first has stride 2 but in "convnet".
+            capsules; the first has stride 2, except in "convnet".
         routing: "self_routing", or what the paper compares it with: "dynamic", "em" (capsule_dim is a square then), and
             without capsules "average", "max" (pooling and a linear layer) or "linear" (one more convolution).
         routing_steps: of "dynamic" and "em".

@@ -1,7 +1,7 @@
 """CapsNet without labels: latent capsules compete, and the few winners rebuild the image.
 
 Source: Rawlinson, Ahmed, Kowadlo 2018, arXiv:1804.06094, and the authors' code (Cerenaut/sparse-unsupervised-capsules).
-Cost: that of CapsNet with 16 parents; a training step at 28x28 keeps 151 MB of votes for 128 images.
+Cost: as CapsNet with 16 parents; a training step at 28x28 keeps 151 MB of votes for 128 images.
 """
 
 from functools import partial

@@ -217,7 +217,7 @@ class Torchvision(Library):
 def _out_of_reach(library: str, name: str, error: Exception) -> UsageError:
     reason = cut(first_line(error), LONGEST_REASON)
     return UsageError(
-        f"{library}'s weights of {name} could not be had ({reason}); with a network they are downloaded once, and"
+        f"{library}'s weights of {name} could not be loaded ({reason}); with a network they are downloaded once, and"
         " without one give their file as weights."
     )
 

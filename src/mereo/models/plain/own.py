@@ -129,7 +129,7 @@ def _width(classifier: nn.Module) -> int:
 
 
 def _classifier(network: nn.Module, outputs: int) -> str:
-    """The name of the last layer with one output for each class; the last layer with weights where there is none."""
+    """The name of the last layer with one output for each class; without one, of the last layer with weights."""
     stated: Any = getattr(network, "pretrained_cfg", None)
     if isinstance(stated, Mapping) and isinstance(stated.get("classifier"), str):
         return str(stated["classifier"])

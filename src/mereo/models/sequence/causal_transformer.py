@@ -127,7 +127,7 @@ class CausalTransformer(SequenceModel):
 
     `step` takes a token and a state; with "lightning" its size does not depend on how many tokens were read.
 
-    Deviates: norm, channel mixer and positions of softmax attention are by default not those of its paper, so that it
+    Deviates: norm, channel mixer and positions of softmax attention are by default TNL's, not its paper's, so that it
     differs from TNL in the mixer of tokens only.
 
     Reference: arXiv:1706.03762, arXiv:2104.09864. Weights normal of 0.02.

@@ -73,7 +73,7 @@ _register(
     context=12_288,
 )
 
-# Rows of an image of so many pixels across, whose tokens are the bytes of its colours, row by row.
+# Images of `_side` x `_side` pixels; the tokens are the bytes of their colours, row by row.
 for _data, _side in (("cifar10", 32), ("imagenet64", 64)):
     _register(
         f"combiner_mixture_{_data}",

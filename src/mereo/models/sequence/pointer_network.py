@@ -34,7 +34,7 @@ class Recurrence(nn.Module):
     Shapes: x (batch, steps, inputs), state 2 x (batch, dim), mask bool (batch, steps) or None
         -> (batch, steps, dim), and the state behind the last step that is not masked.
 
-    Deviates: weights are not named as those of `torch.nn.LSTM`, which torch.compile does not take.
+    Deviates: weights have other names than in `torch.nn.LSTM`, which torch.compile does not take.
     """
 
     def __init__(self, inputs: int, dim: int) -> None:
@@ -70,7 +70,7 @@ class Memory(NamedTuple):
     """The points as the decoder reads them.
 
     Attributes:
-        points: its inputs, of which the first stands for no point: (batch, 1 + points, coordinates).
+        points: its inputs; the first stands for no point: (batch, 1 + points, coordinates).
         states: of the encoder, the first for the end: (batch, 1 + points, dim).
         keys: W1 of the states, (batch, 1 + points, dim); the states where nothing attends to them.
         present: bool (batch, 1 + points).
@@ -102,7 +102,7 @@ class PointerNetwork(Network):
         embed: let a linear layer read points before the LSTMs.
         spread: all weights start uniform in -spread .. spread; small networks learn sooner from more than the paper's.
         most: points for which there are scores, without a pointer; a pointer takes any number.
-        steps_per_point: a search takes at most so many steps for each point, and one for the end.
+        steps_per_point: most steps that a search takes for each point; one more is for the end.
         context: points of an example.
 
     Shapes: points (batch, points, coordinates), lengths int64 (batch,), targets int64 (batch, steps), -1 for padding

@@ -2,8 +2,8 @@
 
 x_0 = sqrt(C) embedding,  y = x + RA(LN(x)),  x' = y + FF(LN(y)),  scores = W LN(x_L)
 
-In evaluation, clusters keep to the past by default (`strict`), so that bits per byte are those of a predictor; the
-released code lets scores depend on later tokens, by which tokens are members.
+In evaluation, clusters keep to the past by default (`strict`), so that bits per byte measure prediction; in the
+released code scores depend on later tokens, which change the members of clusters.
 
 Source: Roy, Saffar, Vaswani, Grangier 2021, arXiv:2003.05997, and the hyper-parameters of the released code.
 Cost: for N tokens, k clusters of w and blocks of b, 2 N (k + 2 w) D FLOPs for a routed head of D and 8 N b D for a

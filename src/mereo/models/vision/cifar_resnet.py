@@ -28,7 +28,7 @@ class CifarResNet(VisionModel):
         widths: channels of the stages, ascending.
         stem_stride: of the first convolution; 1 in the paper.
         mechanism: name of a mechanism at the end of every residual branch, such as "squeeze_excite", one of
-            `mereo.list_mechanisms(interface="maps")` or "tokens"; None for none. Those that are made for a size of the
+            `mereo.list_mechanisms(interface="maps")` or "tokens"; None for none. Mechanisms that are made for a size of
             maps take images of `img_size` only.
         mechanism_args: arguments of its constructor that the network does not fill in.
 

@@ -238,7 +238,7 @@ class HierarchicalSpectFormer(VisionModel):
     def token_labels(self, images: Tensor, box: Box | None = None) -> TokenLabels:
         """Scores for token labelling: the maps of image pairs are mixed in a box, and scores of tokens are unmixed.
 
-        In training, the embeddings in the box are those of the image at the mirrored place of the batch, before the
+        In training, the embeddings in the box come from the image at the mirrored place of the batch, before the
         first block; scores of tokens in the box go back to the image that they are of. In eval nothing is mixed.
 
         Args:

@@ -1,7 +1,7 @@
 """MaxViT: attention inside windows, then attention on a grid over the whole image, in every block at every scale.
 
-Source: Tu et al. 2022, arXiv:2204.01697. "official" is the form of its published weights, "timm" the form of those that
-timm trained before these were published.
+Source: Tu et al. 2022, arXiv:2204.01697. "official" is the form of its published weights, "timm" the form of timm's
+own weights, which were trained before these were published.
 Cost at 224x224: 5.6 G multiply-adds for T; linear in the number of pixels.
 """
 
@@ -39,7 +39,7 @@ class Form:
     Attributes:
         activation: of convolutions; `cell_activation` of the networks after attention.
         padding: of convolutions with stride 2.
-        norm_eps, momentum: of batch norms, the latter where the network is given none; `cell_eps` of layer norms.
+        norm_eps, momentum: of batch norms, `momentum` unless the network is given one; `cell_eps` of layer norms.
         bias: whether the stem and the last layer of a bottleneck have biases.
         widen_outputs: whether a bottleneck widens 4 times its outputs, or its inputs.
         squeeze: share of those channels that the gate's narrow layer has.

@@ -28,7 +28,7 @@ class UNet(VisionModel):
         num_classes, in_chans, img_size: as in timm; images of any size.
         widths: channels of the stages; the maps of each have half the sides of the one before.
         mechanism: name of a mechanism at the end of the residual branch of every stage, one of
-            `mereo.list_mechanisms(interface="maps")` or "tokens"; None for none. Those that are made for a size of the
+            `mereo.list_mechanisms(interface="maps")` or "tokens"; None for none. Mechanisms that are made for a size of
             maps take images of `img_size` only.
         mechanism_args: arguments of its constructor that the network does not fill in.
 

@@ -227,7 +227,7 @@ class VOLO(VisionModel):
     def token_labels(self, images: Tensor, box: Box | None = None) -> TokenLabels:
         """Logits for token labelling: the token maps of image pairs are mixed in a box, and token logits are unmixed.
 
-        In training, the embeddings in the box are those of the image at the mirrored place of the batch, before the
+        In training, the embeddings in the box come from the image at the mirrored place of the batch, before the
         first stage; token logits in the box go back to the image that they are of. In eval nothing is mixed.
 
         Args:

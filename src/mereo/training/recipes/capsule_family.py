@@ -105,7 +105,7 @@ RECIPES: dict[str, Recipe] = {
             "model_args": {"padding": 2, "cost_per_children": True},
         },
     ),
-    # Of this and the next one: the authors' momentum is not Nesterov's, that of the optimiser "sgd" is.
+    # This recipe and the next one: the authors use plain momentum, our optimiser "sgd" uses Nesterov's.
     "self_routing": Recipe(
         "Self-routing capsules as published on CIFAR-10; where the authors divide the rate twice by 10, a cosine.",
         "Hahn, Pyeon, Kim, NeurIPS 2019, and the authors' code",

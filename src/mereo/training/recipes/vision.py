@@ -17,7 +17,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "davit": Recipe(
         "DaViT-Tiny from scratch: AdamW, 300 epochs, 20 of warm-up, mixup and cutmix.",
-        "arXiv:2204.03645, section 4.1; not confirmed: augmentation, which is that of DeiT, arXiv:2012.12877",
+        "arXiv:2204.03645, section 4.1; not confirmed: augmentation, which follows DeiT, arXiv:2012.12877",
         # The small and the base network have drop_path_rate 0.2 and 0.4.
         {
             "model": "davit_tiny", "data": "imagenet", "epochs": 300, "batch_size": 1024, "optimizer": "adamw",
@@ -52,7 +52,7 @@ RECIPES: dict[str, Recipe] = {
         },
     ),
     "shvit": Recipe(
-        "SHViT as published, without a teacher: AdamW, 300 epochs; weight decay is that of S4.",
+        "SHViT as published, without a teacher: AdamW, 300 epochs; weight decay as for S4.",
         "arXiv:2401.16456, section 4, and the authors' code",
         # Their rate is 1e-3 for 512 images; adaptive clipping of gradients and repeated augmentation are left out.
         # Weight decay is 0.025, 0.032 and 0.035 for S1 to S3.
@@ -88,7 +88,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "spectformer_h": Recipe(
         "SpectFormer, hierarchical, from scratch: AdamW, 310 epochs; without token labelling.",
-        "arXiv:2304.06446, section 4, and the authors' code; not confirmed: the augmentation, which is that of VOLO",
+        "arXiv:2304.06446, section 4, and the authors' code; not confirmed: the augmentation, which follows VOLO",
         # The published networks learn the labels of an annotator for every token as well; those labels are files of
         # the authors. Gradients are clipped in the large network.
         {

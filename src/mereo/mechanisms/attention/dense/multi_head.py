@@ -49,7 +49,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     example=_example,
 )
 class MultiHeadAttention(nn.Module):
-    """Replace each token by a weighted sum of the values of all tokens, or of those of a context.
+    """Replace each token by a weighted sum of the values of all tokens, or of the tokens of a context.
 
     q = W_q x,  k = W_k y,  v = W_v y   for each head;   out = W_o [softmax(q k^T / sqrt(D / heads)) v, ...] + b
 

@@ -1,7 +1,7 @@
 """Multi-head attention with tokens or heads distributed over several processes.
 
 Source: arXiv:2302.06218; see `mereo.core.distributed` for the modes.
-Cost: that of multi-head attention divided by the number of processes, and what `expected_traffic` counts.
+Cost: multi-head attention's divided by the number of processes, and the traffic of `expected_traffic`.
 """
 
 import torch
@@ -56,7 +56,7 @@ class ShardedAttention(MultiHeadAttention):
         this process.
 
     Parameters have the names of `MultiHeadAttention`, and are the same in all processes. The gradient of one process is
-    its part: the sum over the processes is that of the whole sequence.
+    its part: the sum over the processes is the gradient of the whole sequence.
 
     Reference: arXiv:2302.06218.
     """

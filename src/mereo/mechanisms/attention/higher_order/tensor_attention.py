@@ -155,7 +155,7 @@ class TensorAttention(nn.Module):
     Reads as: couplings[b, h, r, j m + k] is the share of the pair (j, k) of m tokens in what head h gives
     for token r.
 
-    Deviates: the paper has no layer; these projections are those of Sanford, Hsu and Telgarsky. Xavier uniform weights.
+    Deviates: the paper has no layer; the projections follow Sanford, Hsu and Telgarsky. Xavier uniform weights.
 
     Reference: arXiv:2310.04064; arXiv:2306.02896 for the layer.
     """

@@ -87,7 +87,7 @@ def clear_attention(
     Args:
         grid: rows and columns of the image.
         radius: image tokens attend to image tokens nearer than this.
-        text_tokens: how many tokens come before those of the image.
+        text_tokens: number of tokens before the image tokens.
         down_weight: adds a key and a value for each block of f x f image tokens, their sum with these weights (f, f);
             image tokens attend to all of them. f divides both sides of the image.
         scale: factor of the scores; 1 / sqrt(dim) by default. See `length_scale`.
@@ -148,8 +148,8 @@ class ClearAttention(nn.Module):
         num_heads: independent sets of couplings; divides `dim`.
         grid: rows and columns of the image.
         radius: image tokens attend to image tokens nearer than this.
-        text_tokens: how many tokens come before those of the image, such as text or a class token.
-        down_factor: side of the blocks for each of which a token also attends to one key, a learned weighted mean.
+        text_tokens: number of tokens before the image tokens, such as text or a class token.
+        down_factor: side of blocks of cells; a token also attends to one key of each block, a learned weighted mean.
         trained_tokens: length of the sequences of training, for a scale that grows with the length; None for none.
         length_factor: see `length_scale`.
         qkv_bias: biases of the projections to queries, keys and values.

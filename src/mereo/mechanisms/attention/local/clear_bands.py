@@ -1,7 +1,7 @@
 """CLEAR over several processes, each of which has a horizontal band of the image: for inference.
 
 Source: arXiv:2412.16112, section 3.3; there text tokens average over the patches, here their attention is exact.
-Cost: that of `clear_attention` on the band and the rows of a circle above and below it. A process receives the keys and
+Cost: as `clear_attention` on the band and the rows of a circle above and below it. A process receives the keys and
 values of at most 2 (ceil(radius) - 1) rows, and of every other process one output and one number for each text token.
 """
 

@@ -87,10 +87,10 @@ class HaloAttention(nn.Module):
         rounded up.
 
     Reads as: couplings[b, h, r, s] is the share of cell s in the output of head h at cell r. With padding that takes
-    part, those of cells close to a border do not sum to one over the image.
+    part, couplings of cells close to a border do not sum to one over the image.
 
-    Deviates: whether the paper masks the padding, how it counts offsets under a stride and how it starts is not
-    stated in it; the defaults are those of the public port that has trained weights (timm).
+    Deviates: the paper does not state whether padding is masked, how offsets are counted under a stride, and how
+    weights start; the defaults follow the public port that has trained weights (timm).
 
     Reference: arXiv:2103.12731, section 2.2 and figure 1 (blocks and halos), 2.3 (attention downsampling).
     """

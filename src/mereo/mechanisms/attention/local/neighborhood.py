@@ -1,6 +1,6 @@
 """Neighbourhood attention: each token of a grid attends to the window of tokens nearest to it.
 
-Source: arXiv:2403.04690; the stride is that of arXiv:2504.16922; position biases as in arXiv:2204.07143.
+Source: arXiv:2403.04690; the stride is from arXiv:2504.16922; position biases as in arXiv:2204.07143.
 Cost: 4 N W D FLOPs for N tokens of D with windows of W tokens, instead of 4 N^2 D; memory grows with N.
 """
 
@@ -76,7 +76,7 @@ def neighborhood_attention(
 
     Args:
         window: tokens along each axis of the grid; one number, or one for each axis, as the next three.
-        stride: so many tokens share one window.
+        stride: number of neighbouring tokens that share one window.
         dilation: distance between the tokens of a window.
         causal: whether a token attends to none behind it.
         scale: factor of the scores; 1 / sqrt(dim) by default.
@@ -166,7 +166,7 @@ class NeighborhoodAttention(nn.Module):
         dim: size of the tokens.
         num_heads: independent sets of couplings; divides `dim`.
         window: tokens of the neighbourhood along each axis; one number, or one for each axis, as the next three.
-        stride: so many tokens share one window.
+        stride: number of neighbouring tokens that share one window.
         dilation: distance between the tokens of a window.
         causal: whether a token attends to none behind it.
         axes: number of axes of the grid, 1 to 3.

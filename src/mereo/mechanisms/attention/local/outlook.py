@@ -84,7 +84,7 @@ class OutlookAttention(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def _scores(self, maps: Tensor) -> Tensor:
-        """(batch * windows, heads, K^2, K^2): those of a window from the mean of the cells of its stride."""
+        """Scores (batch * windows, heads, K^2, K^2), for each window from the mean of the cells of its stride."""
         maps = self._means(maps)
         scale = (self.value.out_features // self.num_heads) ** -0.5
         if must_be_called(self.weights):

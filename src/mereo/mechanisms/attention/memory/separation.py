@@ -1,7 +1,7 @@
 """How the scores of an associative memory become weights.
 
 A separation is a function (scores (..., queries, patterns), mask or None) -> weights of the shape of scores; a masked
-pattern weighs exactly 0. Every `Coupling` over the senders is one. Here are those that no coupling computes:
+pattern weighs exactly 0. Every `Coupling` over the senders is one. Here are the separations that no coupling computes:
 
     power(k)      w = max(s, 0)^k        / sum       (square root: k = 0.5)
     logarithm()   w = log(1 + max(s, 0)) / sum

@@ -16,7 +16,7 @@ class HeadSchedule:
     Attributes:
         layers: layers of each part.
         dims: size of the tokens in each.
-        heads, shared, active: of each; routed heads are heads - shared, of which `active` act for a token.
+        heads, shared, active: of each; heads - shared are routed, and `active` of these act for a token.
     """
 
     layers: tuple[int, ...]

@@ -58,7 +58,7 @@ class MoHAttention(nn.Module):
         much of that token r takes; 0 where the head does not act. All heads are computed to be recorded.
 
     Deviates: gates of the authors' code by default, which are 1 on average, so that the output has the scale of plain
-        attention; those of the text are "paper".
+        attention; "paper" selects the gates of the text.
 
     Reference: arXiv:2410.11842, section 3. Weights truncated normal of 0.02, biases of zero.
     """

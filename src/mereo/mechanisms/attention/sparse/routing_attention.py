@@ -41,7 +41,7 @@ def routing_attention(
     A query in no cluster, or without any key that it may attend to, becomes 0.
 
     Args:
-        k: keys; None where the queries are the keys, and their clusters the same.
+        k: keys; None if queries and keys are the same, and share their clusters.
         centroids: of the clusters of each head.
         window: members of each cluster; all tokens where there are fewer.
         causal: whether keys behind the query are left out. Which tokens are members still depends on all tokens, as in
@@ -100,7 +100,7 @@ class RoutingState(NamedTuple):
     Attributes:
         position: number of tokens read so far.
         local: keys and values of the block of the next token and the one before, (batch, heads, tokens, dim) each.
-        apart: distances of the keys in each cluster, (batch, heads, clusters, window); infinite where there is none.
+        apart: distances of the keys in each cluster, (batch, heads, clusters, window); infinite in empty places.
         keys, values: of each cluster, (batch, heads, clusters, window, dim).
         queries: distances of the nearest queries; the same as `apart` where queries are keys.
     """
@@ -141,7 +141,7 @@ class RoutingAttention(nn.Module):
     out = W_o [local heads..., mean over the clusters c of a token of softmax(q k_c^T / sqrt(d)) v_c, ...]
 
     Every cluster holds the `window` queries and keys nearest to its centroid, so a token may be in several clusters or
-    in none, where it becomes 0. Centroids follow the tokens in training, by k-means averaged over steps; they start at
+    in none: its output is 0. Centroids follow the tokens in training, by k-means averaged over steps; they start at
     random, or by `start_clusters` from one batch.
 
     Args:
@@ -379,8 +379,8 @@ def _admit(apart: Tensor, new: Tensor, *pairs: tuple[Tensor, Tensor]) -> tuple[T
 
     Args:
         apart: distances of the members, (batch, heads, clusters, window).
-        new: those of the token, (batch, heads, clusters, 1).
-        pairs: what is kept of members, (batch, heads, clusters, window, dim), with that of the token, (batch, heads, 1,
+        new: distances of the new token, (batch, heads, clusters, 1).
+        pairs: a tensor of the members, (batch, heads, clusters, window, dim), with the token's, (batch, heads, 1,
             dim).
 
     Returns: the new distances, the new members, and whether the token is one of them, bool (batch, heads, clusters, 1).

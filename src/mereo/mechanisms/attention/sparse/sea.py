@@ -192,7 +192,7 @@ class SeaAttention(nn.Module):
         left out, and so are the keys that it adds at random in training.
 
     Reference: arXiv:2310.01777, section 3; random features: arXiv:2009.14794. With both deviations undone, the
-        estimate, the kept keys and the output equal those of the authors' code, causal or not, to 5e-7 in float32.
+        estimate, the kept keys and the output equal the authors' code, causal or not, to 5e-7 in float32.
     """
 
     def __init__(

@@ -318,7 +318,7 @@ def keep_tokens(couplings: Tensor, keep: float, token_mask: Tensor | None = None
 
     Args:
         keep: share of the patches that stay.
-        token_mask: of an earlier layer, of which only patches with True stay.
+        token_mask: of an earlier layer; only patches with True in it can stay.
 
     Shapes: couplings (batch, heads, tokens, tokens), token_mask bool (batch, patches) -> bool (batch, patches).
     """

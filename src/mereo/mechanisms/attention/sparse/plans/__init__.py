@@ -1,4 +1,4 @@
-"""Plans of Combiner: which tokens a token attends to directly, and by which regions it reaches all the others."""
+"""Plans of Combiner: which tokens a token attends to directly, and through which regions it reaches all the others."""
 
 from mereo.mechanisms.attention.sparse.plans.axial import AxialHorizontal, AxialMixture, AxialRowMajor, AxialVertical
 from mereo.mechanisms.attention.sparse.plans.base import POOLS, Joint, Plan

@@ -62,8 +62,8 @@ class Joint:
         """The expectation of each region's values: softmax(q_R k_j / sqrt(dim)) over its members.
 
         Shapes: q (..., regions, dim), k (..., members, dim), values (..., members, any), there bool, broadcastable to
-            (..., regions, members), None where everything is -> (..., regions, any); of a region without members
-            anything finite.
+            (..., regions, members), None if everything is -> (..., regions, any); any finite value for a region
+            without members.
         """
         scores = (q * self.scale) @ k.mT
         if there is None:
