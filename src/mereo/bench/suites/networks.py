@@ -1,5 +1,6 @@
 """Whole networks: CapsNet and its parts, MSPCaps by kernel, 224x224, and every registered model."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -151,13 +152,13 @@ def step_shares(setting: Setting, quick: bool) -> list[Table]:
     torch.manual_seed(0)
     step = Step(_augmented(setting), _stored(setting, "training"), "training")
     on_cuda, steps = setting.device.startswith("cuda"), 2 if quick else 5
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler reports that there is no GPU as an error
     step()
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]) as trace:
         for _ in range(steps):
             step()
-    own = {
-        each.key: getattr(each, f"self_{'device' if on_cuda else 'cpu'}_time_total") for each in trace.key_averages()
-    }
+    kind = "self_device_time_total" if on_cuda else "self_cpu_time_total"
+    own = {each.key: getattr(each, kind) for each in trace.key_averages()}
     whole, largest = sum(own.values()), sorted(own, key=lambda key: -own[key])[:OPERATORS]
     rows = [(key, f"{own[key] / 1e3 / steps:.2f}", f"{100 * own[key] / whole:.1f} %") for key in largest]
     notes = (f"{len(largest)} of {len(own)} operators, with the profiler running, which makes Python slower",)
