@@ -1,21 +1,19 @@
 """Whole networks: CapsNet and its parts, MSPCaps by kernel, 224x224, and every registered model."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.profiler import record_function
+from torch.profiler import ProfilerActivity, profile
 
 from mereo.bench.correctness import Step
 from mereo.bench.counting import network_work
-from mereo.bench.step_profile import PREFIX, labelled, shares
 from mereo.bench.suite import Contender, Mode, Setting, Suite, Table, UnavailableError, Work, Workload
 from mereo.data import Augmentation, Batch, ImageSet
 from mereo.inference.evaluate import normalise
-from mereo.layers.capsules import PatchifyCapsules
-from mereo.mechanisms.routing import CrossAgreementRouting, DynamicRouting, SelfAttentionRouting
 from mereo.models import MODELS as NETWORKS
 from mereo.models import VisionModel, create_model, get_model_entry
 from mereo.models.capsule.capsnet import CapsNet
@@ -23,6 +21,8 @@ from mereo.tasks import Classification
 from mereo.tasks.classification import ClassificationObjective as Objective
 from mereo.tasks.losses import many_hot, margin_loss
 
+OPERATORS = 15
+"""The largest that a table of a training step shows."""
 TAKES = "() -> a torch.nn.Module from images (batch, channels, height, width) to scores (batch, classes); not checked"
 
 
@@ -122,7 +122,7 @@ CAPSNET = Suite(
 )
 
 
-def _augmented(setting: Setting) -> tuple[VisionModel, Workload]:
+def _augmented(setting: Setting) -> Workload:
     """A training step from stored images on: batch, augmentation, normalisation, network, Adam."""
     entry = get_model_entry(setting.word("model"))
     model = _make(setting).to(setting.device).to(memory_format=torch.channels_last)
@@ -132,15 +132,14 @@ def _augmented(setting: Setting) -> tuple[VisionModel, Workload]:
     channels = model.image_shape[0]
 
     def call(stored: Tensor, labels: Tensor) -> Tensor:
-        with record_function(f"{PREFIX}augmentation"):
-            images = ImageSet(stored, labels, tuple(map(str, range(model.num_classes))))
-            chosen, draws = torch.arange(len(labels)), torch.Generator().manual_seed(0)
-            batch = images.batch(chosen, augmentation=augmentation, generator=draws, device=setting.device)
-            pixels = normalise(batch.images, *entry.normalisation(channels))
-            pixels = pixels.contiguous(memory_format=torch.channels_last)
+        images = ImageSet(stored, labels, tuple(map(str, range(model.num_classes))))
+        chosen, draws = torch.arange(len(labels)), torch.Generator().manual_seed(0)
+        batch = images.batch(chosen, augmentation=augmentation, generator=draws, device=setting.device)
+        pixels = normalise(batch.images, *entry.normalisation(channels))
+        pixels = pixels.contiguous(memory_format=torch.channels_last)
         return objective(Batch(pixels, batch.labels, batch.images))[0]
 
-    return model, _training(call, objective)
+    return _training(call, objective)
 
 
 def _stored(setting: Setting, mode: Mode) -> tuple[Any, ...]:
@@ -149,32 +148,30 @@ def _stored(setting: Setting, mode: Mode) -> tuple[Any, ...]:
 
 
 def step_shares(setting: Setting, quick: bool) -> list[Table]:
-    """Where the time of a training step goes, by torch.profiler."""
+    """Where the time of a training step goes: operators by their own time, as torch.profiler measures them."""
     torch.manual_seed(0)
-    model, work = _augmented(setting)
-    step = Step(work, _stored(setting, "training"), "training")
-    labels = {
-        CrossAgreementRouting: "routing", DynamicRouting: "routing", SelfAttentionRouting: "routing",
-        PatchifyCapsules: "patchify",
-    }  # fmt: skip
-    with labelled(model, labels):
-        seconds, whole = shares(step, 2 if quick else 5, setting.device)
-    core = sum(seconds.get(name, 0.0) for name in ("convolution", "batch norm")) / whole
-    rows = [(name, f"{1e3 * s:.2f}", f"{100 * s / whole:.1f} %") for name, s in seconds.items()]
-    notes = (
-        f"inside kernels of convolution and batch norm: {100 * core:.1f} % of {1e3 * whole:.4g} ms",
-        "time of kernels with the profiler running, which makes Python slower; backward passes count with their part",
-    )
-    return [Table("where the step goes", ("part", "ms a step", "share"), tuple(rows), notes)]
+    step = Step(_augmented(setting), _stored(setting, "training"), "training")
+    on_cuda, steps = setting.device.startswith("cuda"), 2 if quick else 5
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler reports that there is no GPU as an error
+    step()
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]) as trace:
+        for _ in range(steps):
+            step()
+    kind = "self_device_time_total" if on_cuda else "self_cpu_time_total"
+    own = {each.key: getattr(each, kind) for each in trace.key_averages()}
+    whole, largest = sum(own.values()), sorted(own, key=lambda key: -own[key])[:OPERATORS]
+    rows = [(key, f"{own[key] / 1e3 / steps:.2f}", f"{100 * own[key] / whole:.1f} %") for key in largest]
+    notes = (f"{len(largest)} of {len(own)} operators, with the profiler running, which makes Python slower",)
+    return [Table("where the step goes", ("operator", "ms a step", "share"), tuple(rows), notes)]
 
 
 MSPCAPS = Suite(
     "mspcaps",
-    "a training step of MSPCaps-T at batch 128 by kernel: convolution and batch norm, routing, augmentation, Python",
+    "a training step of MSPCaps-T at batch 128 from stored images on, and where its time goes, by operator",
     TAKES,
     {"batch": 128, "model": "mspcaps_tiny"},
     _stored,
-    lambda setting: (Contender(setting.word("model"), lambda mode: _augmented(setting)[1]),),
+    lambda setting: (Contender(setting.word("model"), lambda mode: _augmented(setting)),),
     _work,
     quick={"batch": 16},
     modes=("training",),

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from mereo.core.coupling import Coupling
-from mereo.core.distributed.gathered import gathered
 from mereo.core.distributed.layout import LAYOUTS, shard_lengths
 from mereo.core.distributed.partial import Kernel
 from mereo.core.distributed.plan import Plan, Result
 from mereo.core.distributed.ranks import Group, agree, ranks_of
 from mereo.core.distributed.ring import Ring
-from mereo.core.distributed.trade import traded
+from mereo.core.distributed.schemes import gathered, traded
 from mereo.errors import UsageError, check_choice, check_positive
 
 SCHEMES: dict[str, Callable[[Tensor, Tensor, Tensor, Plan], Result]] = {

@@ -13,7 +13,7 @@ from mereo.core.distributed.layout import Piece, pieces, shard_positions
 from mereo.core.distributed.partial import Kernel, empty_sums, merge
 from mereo.core.distributed.ranks import ALONE, Ranks
 from mereo.core.kernels.attention import attend
-from mereo.core.squash import accumulation_type
+from mereo.core.kernels.exchange import log_sums
 from mereo.core.topology import Causal
 
 Result = tuple[Tensor, Tensor | None]
@@ -109,9 +109,7 @@ class Plan:
         out = attend(q, k, v, coupling, mask=mask, scale=self.kernel.scale)
         if not self.return_lse:
             return out, None
-        wide = accumulation_type(q)
-        scores = (q.to(wide) * self.kernel.scale) @ k.to(wide).transpose(-1, -2)
-        return out, (scores if mask is None else scores.masked_fill(~mask, float("-inf"))).logsumexp(-1)
+        return out, log_sums(q, k, mask, None, self.kernel.scale)
 
 
 def keep(ctx: Any, plan: Plan, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mereo.core.distributed.gathered import Gather
+from mereo.core.distributed.collectives import gather
 from mereo.core.distributed.layout import LAYOUTS, shard_lengths, shard_positions
 from mereo.core.distributed.ranks import Group, agree, ranks_of
 from mereo.errors import UsageError, check_choice
@@ -30,7 +30,7 @@ def unshard(x: Tensor, group: Group, dim: int = 1, layout: str = "contiguous") -
     outer, inner = x.shape[:axis].numel(), x.shape[axis + 1 :].numel()
     facts = {"outer axes": outer, "inner axes": inner, "tokens": x.shape[axis]}
     lengths = agree(ranks, facts, None, ["tokens"])["tokens"]
-    whole = Gather.apply(x.reshape(1, outer, x.shape[axis], inner), tuple(lengths), ranks)
+    whole = gather(x.reshape(1, outer, x.shape[axis], inner), tuple(lengths), ranks)
     total = sum(lengths)
     if layout != "contiguous":
         if lengths != (needed := shard_lengths(total, ranks.size, layout)):

@@ -84,10 +84,10 @@ def _dense(given: Exchange) -> Result:
     receivers, senders = (torch.arange(count, device=mask.device) for count in given.counts)
     bias = given.biases(receivers.unsqueeze(1), senders)
     out = attend(given.q, given.k, given.v, given.coupling, mask=mask, bias=bias, scale=given.scale)
-    return out, _lse(given.q, given.k, mask, bias, given.scale) if given.with_lse else None
+    return out, log_sums(given.q, given.k, mask, bias, given.scale) if given.with_lse else None
 
 
-def _lse(q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float) -> Tensor:
+def log_sums(q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float) -> Tensor:
     """log sum exp of the scores of each receiver; products in half precision would overflow."""
     wide = accumulation_type(q)
     scores = q.to(wide) @ k.to(wide).mT * scale
@@ -162,7 +162,7 @@ def _inside(given: Exchange, tiles: Tiles) -> tuple[Tensor, Tensor]:
 
     q, k, v = pick(given.q, receivers), pick(given.k, senders), pick(given.v, senders)
     out = attend(q, k, v, given.coupling, mask=mask, bias=bias, scale=given.scale, tiles=tiles)
-    return back(out), back(_lse(q, k, mask, bias, given.scale)) if given.with_lse else out.new_empty(0)
+    return back(out), back(log_sums(q, k, mask, bias, given.scale)) if given.with_lse else out.new_empty(0)
 
 
 def _compiled(given: Exchange) -> Result:
