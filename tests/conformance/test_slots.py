@@ -12,7 +12,7 @@ from mereo.catalogue import MECHANISMS, list_mechanisms
 
 NAMES = [name for interface in ("tokens", "maps", "qkv") for name in list_mechanisms(interface=interface)]
 NETWORKS: dict[str, dict[str, Any]] = {
-    "resnet_cifar": {"widths": (8, 8, 8), "blocks": 1, "img_size": 16, "num_classes": 3},
+    "resnet_cifar": {"widths": (8, 8, 8), "blocks": 1, "img_size": 10, "num_classes": 3},
     "unet_small": {"widths": (8, 8), "img_size": 8, "num_classes": 3},
     "maxvit_tiny_tf": {
         "stem_widths": (4, 4),

@@ -76,3 +76,11 @@ def some_images() -> Callable[..., Tensor]:
 @pytest.fixture(params=MODELS)
 def model(request: pytest.FixtureRequest) -> CapsuleClassifier:
     return make_model(request.param)
+
+
+@pytest.fixture(
+    params=["three scales", "one scale", "dynamic", "capsnet, middle", "sets of children", "efficient"],
+)
+def drawn_model(request: pytest.FixtureRequest) -> CapsuleClassifier:
+    """A model of each form of tree: with witnesses, two channels, two routings, a layer between, sets, no places."""
+    return make_model(request.param)

@@ -64,20 +64,22 @@ def test_watching_leaves_nothing_behind(model: CapsuleClassifier, some_images: M
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_picture(model: CapsuleClassifier, tmp_path: Path, some_images: MakeImages) -> None:
-    images = some_images(model)
-    path = draw_explanation(model, images, tmp_path / "new" / "seen.png", true_labels=[0, 1], titles=["one", "two"])
+def test_picture(drawn_model: CapsuleClassifier, tmp_path: Path, some_images: MakeImages) -> None:
+    images = some_images(drawn_model)
+    path = draw_explanation(
+        drawn_model, images, tmp_path / "new" / "seen.png", true_labels=[0, 1], titles=["one", "two"]
+    )
     pixels = read(path)
     assert 300 < pixels.shape[0] < 1200 and 500 < pixels.shape[1] < 2400
     assert pixels.std() > 20
     assert not list(path.parent.glob(".*"))
 
 
-def test_blank_images(model: CapsuleClassifier, tmp_path: Path) -> None:
-    images = torch.zeros(1, *model.image_shape)
-    found = explain(model, images)
+def test_blank_images(drawn_model: CapsuleClassifier, tmp_path: Path) -> None:
+    images = torch.zeros(1, *drawn_model.image_shape)
+    found = explain(drawn_model, images)
     assert found.contributions is not None and found.contributions.isfinite().all()
-    assert read(draw_explanation(model, images, tmp_path / "blank.png")).std() > 0
+    assert read(draw_explanation(drawn_model, images, tmp_path / "blank.png")).std() > 0
 
 
 def test_zero_capsules_contribute_nothing(make: Make, some_images: MakeImages) -> None:

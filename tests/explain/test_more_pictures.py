@@ -27,12 +27,12 @@ def read(path: Path) -> np.ndarray:
         return np.asarray(image.convert("RGB"), dtype=float)
 
 
-def test_tree(model: CapsuleClassifier, tmp_path: Path, some_images: MakeImages) -> None:
-    images = some_images(model)
-    model.class_names = tuple(ODD + str(c) for c in range(model.num_classes))
+def test_tree(drawn_model: CapsuleClassifier, tmp_path: Path, some_images: MakeImages) -> None:
+    images = some_images(drawn_model)
+    drawn_model.class_names = tuple(ODD + str(c) for c in range(drawn_model.num_classes))
     first, second = (
         read(draw_parse_tree(tree, images[n], tmp_path / "new" / f"{n}.png", title=ODD))
-        for n, tree in enumerate(parse_trees(observe(model, images)))
+        for n, tree in enumerate(parse_trees(observe(drawn_model, images)))
     )
     assert 300 < first.shape[0] < 2600 and 700 < first.shape[1] < 2600
     assert first.std() > 15 and not np.array_equal(first, second)
@@ -103,9 +103,9 @@ def test_spotlight_fades_all_but_the_box() -> None:
     assert lit[0, :2, 1:3].eq(0).all() and int(lit.gt(0.5).sum()) == 24 - 4 and image.eq(0).all()
 
 
-def test_gradients_picture(model: CapsuleClassifier, tmp_path: Path, some_images: MakeImages) -> None:
-    images = some_images(model)
-    pixels = read(draw_gradients(model, images, tmp_path / "g.png", titles=[ODD, "two"]))
+def test_gradients_picture(drawn_model: CapsuleClassifier, tmp_path: Path, some_images: MakeImages) -> None:
+    images = some_images(drawn_model)
+    pixels = read(draw_gradients(drawn_model, images, tmp_path / "g.png", titles=[ODD, "two"]))
     assert 300 < pixels.shape[0] < 1200 and 700 < pixels.shape[1] < 2000
     # Red and blue, not grey, in the last columns.
     right = pixels[:, pixels.shape[1] // 2 :]

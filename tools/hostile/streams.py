@@ -79,7 +79,7 @@ def tars(random: Random) -> Try:
     for n in range(random.choice([1, 2, 3])):
         split = random.choice(["train", "train", "val", "test"])
         Path(f"odd/{split}-{n}.tar").write_bytes(_shard(random, odd=random.random() < 0.7))
-    about = random.choice(["nothing", "nothing", "pipe", "device", "folder", "names", "index", "index", "loop"])
+    about = random.choice(["nothing", "nothing", "pipe", "device", "folder", "names", "loop"])
     if about == "pipe":
         os.mkfifo("odd/pipe.tar")
     elif about == "device":
@@ -91,18 +91,6 @@ def tars(random: Random) -> Try:
     elif about == "names":
         names = [random.choice(NAMES) for _ in range(random.choice([0, 1, 2, 2, 3]))]
         Path("odd/classes.txt").write_bytes("\n".join(names).encode(errors="surrogateescape"))
-    elif about == "index":
-        import numpy as np
-
-        tar = sorted(Path("odd").iterdir())[0]
-        places = [random.choice([0, 512, 2**62, 2**63 - 1, -1, -(2**63), 1024]) for _ in range(4)]
-        sizes = [random.choice([0, 100, 2**62, 2**63 - 1, -1, 2**40]) for _ in range(4)]
-        labels: Any = random.choice([[0, 1, 0, 1], ["a", "b", "a", "b"], [-1, 2**62, 0, 1], [0.5, 1, 0, 1], [[0]] * 4])
-        stream = io.BytesIO()
-        np.savez(stream, version=np.array(1), size=np.array(tar.stat().st_size), offsets=np.array(places),
-                 sizes=np.array(sizes), labels=np.array(labels))  # fmt: skip
-        content = stream.getvalue()
-        Path(f"{tar}.index.npz").write_bytes(damage(random, content) if random.random() < 0.3 else content)
     return _use(random, random.choice(["odd", "odd", "odd/*.tar", "odd/{train,val}-{0..2}.tar"]), f"tar, {about}")
 
 

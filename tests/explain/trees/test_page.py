@@ -64,8 +64,8 @@ def write(model: CapsuleClassifier, images: Tensor, path: Path, names: list[str]
     return Page(write_page(model, [(names[:1], images[:1]), (names[1:], images[1:])], path))
 
 
-def test_the_page_needs_no_other_file(model: CapsuleClassifier, tmp_path: Path, some_images: MakeImages) -> None:
-    page = write(model, some_images(model), tmp_path / "new" / "t.html", ["one", "two"])
+def test_the_page_needs_no_other_file(drawn_model: CapsuleClassifier, tmp_path: Path, some_images: MakeImages) -> None:
+    page = write(drawn_model, some_images(drawn_model), tmp_path / "new" / "t.html", ["one", "two"])
     tags = {tag for tag, _ in page.elements}
     assert not {"link", "iframe", "object", "embed", "base", "form", "script", "svg"} & tags
     for tag, attributes in page.elements:
@@ -86,11 +86,11 @@ def test_names_are_not_markup(make: Make, tmp_path: Path, some_images: MakeImage
 
 
 def test_every_number_is_there_and_the_tree_as_its_picture(
-    model: CapsuleClassifier, tmp_path: Path, some_images: MakeImages
+    drawn_model: CapsuleClassifier, tmp_path: Path, some_images: MakeImages
 ) -> None:
-    images = some_images(model)
-    page = write(model, images, tmp_path / "t.html", ["one", "two"])
-    trees = parse_trees(observe(model, images), images=images)
+    images = some_images(drawn_model)
+    page = write(drawn_model, images, tmp_path / "t.html", ["one", "two"])
+    trees = parse_trees(observe(drawn_model, images), images=images)
     wanted = [describe(tree, n) for tree in trees for n in range(len(tree.nodes))]
     assert [text for text in page.text("li") if text.strip()] == wanted
     for attributes, tree, image, name in zip(page.all("img"), trees, images, ("one", "two"), strict=True):

@@ -145,14 +145,14 @@ def test_sphere_end() -> None:
 def test_sphere_from_thirty_random_starts() -> None:
     shares = torch.rand(30, 3, 2, dtype=D)
     batch = invert(
-        POSES.expand(30, 3, 2), TRANSFORMS, **FIXED, family="sphere", prior=SPHERE_PRIOR, sweeps=300,
+        POSES.expand(30, 3, 2), TRANSFORMS, **FIXED, family="sphere", prior=SPHERE_PRIOR, sweeps=100,
         start=shares / shares.sum(-1, keepdim=True),
     )  # fmt: skip
     low, high = -8.553600, -8.396021
     at_low, at_high = ((batch.elbo - end).abs() < 1e-6 for end in (low, high))
     assert (at_low | at_high).all() and at_low.any() and at_high.any()
     close(batch.responsibilities[at_high][0, 2], [0.2932, 0.7068], 5e-5)
-    best = sphere(sweeps=300, starts=8)
+    best = sphere(sweeps=100, starts=8)
     assert best.elbo.item() == pytest.approx(high, abs=1e-6)
     assert best.trace[-1] == best.elbo and (best.trace.diff() >= -1e-12).all()
     close(best.responsibilities[2], [0.2932, 0.7068], 5e-5)

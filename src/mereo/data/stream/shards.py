@@ -9,7 +9,7 @@ import torch
 
 from mereo.data.encoded import FileSplit
 from mereo.data.layout import read_layout
-from mereo.data.stream.tar_index import IMAGES, index_path, make_index, pack
+from mereo.data.stream.tar_index import IMAGES
 from mereo.errors import UsageError, check_positive
 from mereo.files import write_atomically
 
@@ -19,7 +19,7 @@ SHARD_BYTES = 2**28
 def write_shards(
     folder: str | Path, target: str | Path, *, shard_bytes: int = SHARD_BYTES, seed: int = 0
 ) -> list[Path]:
-    """Pack an image folder or a .zip of one into `target`/<split>-000000.tar and following, each with an index file.
+    """Pack an image folder or a .zip of one into `target`/<split>-000000.tar and following.
 
     Files are packed unchanged, in an order shuffled once, so that every shard has images of all classes. A member is
     `<number>.<suffix>` with its label in `<number>.cls`; classes.txt has the class names. An interrupted call can be
@@ -45,7 +45,6 @@ def write_shards(
         for number, content in enumerate(_shards(part, shard_bytes, seed)):
             path = target / f"{split}-{number:06d}.tar"
             write_atomically(path, content)
-            write_atomically(index_path(path), pack(make_index(path), len(content)))
             written.append(path)
     return written
 

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import tarfile
-import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +27,7 @@ MASK = "mask."
 """Before the suffix of a mask: `key.mask.png`."""
 _LABEL_FIELDS = ("label", "cls", "class")
 _LARGEST_LABEL, _LARGEST_IMAGE, _LARGEST_HEADER = 2**20, 2**30, 2**20
-_VERSION = 2
+_VERSION = 3
 
 
 class _Header(tarfile.TarInfo):
@@ -74,67 +73,24 @@ class TarIndex(NamedTuple):
     mask_sizes: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
 
-def _cache_path(tar: Path) -> Path:
-    """The path of the index in the user's cache, for this version of the file."""
+def _kept(tar: Path) -> Path:
+    """The place of the index in the user's cache, for this version of the file."""
     state = tar.stat()
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    key = hashlib.sha256(f"{tar.resolve()}\n{state.st_size}\n{state.st_mtime_ns}".encode()).hexdigest()
+    key = hashlib.sha256(f"{_VERSION}\n{tar.resolve()}\n{state.st_size}\n{state.st_mtime_ns}".encode()).hexdigest()
     return base / "mereo" / "tar_indices" / f"{key[:32]}.npz"
 
 
-def index_path(tar: Path) -> Path:
-    """The path of the index next to the file, where `write_shards` writes it."""
-    return tar.with_name(f"{tar.name}.index.npz")
-
-
-def pack(index: TarIndex, size: int) -> bytes:
-    """The index of a tar file of that size as the content of an .npz file."""
-    content = io.BytesIO()
-    np.savez(content, version=np.array(_VERSION), size=np.array(size), **index._asdict())
-    return content.getvalue()
-
-
-def _unpack(path: Path, size: int) -> TarIndex | None:
-    """The index that `pack` wrote; None if it is missing, damaged or of another file."""
-    try:
-        content = io.BytesIO(path.read_bytes())
-        with zipfile.ZipFile(content) as archive:
-            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
-                return None  # not written here; unpacked it may have any size
-        with np.load(content, allow_pickle=False) as arrays:
-            if int(arrays["version"]) != _VERSION or int(arrays["size"]) != size:
-                return None
-            index = TarIndex(*(arrays[name] for name in TarIndex._fields))
-    except Exception:  # a damaged archive makes NumPy raise nearly anything
-        return None
-    masked = len(index.mask_offsets) > 0
-    counts = {array.shape for array in (index if masked else index[:3])}
-    flat = len(counts) == 1 and index.offsets.ndim == 1 and len(index.offsets) > 0
-    whole = index.offsets.dtype == index.sizes.dtype == np.int64 and index.labels.dtype.kind in "iU"
-    if not flat or not whole:
-        return None
-    # Not the sum of offset and size, which can overflow.
-    largest = min(size, _LARGEST_IMAGE)
-    for sizes, offsets in ((index.sizes, index.offsets), (index.mask_sizes, index.mask_offsets)):
-        if not sizes.dtype == offsets.dtype == np.int64 or sizes.shape != offsets.shape:
-            return None
-        inside = (sizes >= 0) & (sizes <= largest) & (offsets >= 0) & (offsets <= size - sizes.clip(0, size))
-        if not inside.all():
-            return None
-    return index
-
-
 def read_index(tar: Path) -> TarIndex:
-    """The index next to a tar file or in the user's cache, or else made from the file's headers and saved."""
-    size = tar.stat().st_size
-    cached = _cache_path(tar)
-    for path in (index_path(tar), cached):
-        index = _unpack(path, size)
-        if index is not None:
-            return index
+    """The index in the user's cache, or else made from the file's headers and kept there."""
+    kept, content = _kept(tar), io.BytesIO()
+    # Of a damaged file NumPy raises nearly anything.
+    with contextlib.suppress(Exception), np.load(kept, allow_pickle=False) as arrays:
+        return TarIndex(**arrays)
     index = make_index(tar)
+    np.savez(content, **index._asdict())
     with contextlib.suppress(MereoError):  # without a cache the index is made again next time
-        write_atomically(cached, pack(index, size))
+        write_atomically(kept, content.getvalue())
     return index
 
 
