@@ -16,7 +16,7 @@ MOST_SHOWN = 20
 
 def run(words: list[str], command: str) -> None:
     """Write features, or the images most similar to others."""
-    options: EmbedOptions | SearchOptions = parse(EmbedOptions if command == "embed" else SearchOptions, words, command)
+    options = parse(EmbedOptions, words, command) if command == "embed" else parse(SearchOptions, words, command)
     with uncollected():
         from mereo import api
         from mereo.api.networks import load_weights
@@ -30,14 +30,17 @@ def run(words: list[str], command: str) -> None:
     trained = load_weights(weights, options.device, ready=True)
     if weights is None:
         say(f"using {trained.source}", file=sys.stderr)
-    how = {"batch_size": options.batch_size, "strict": options.strict, "quiet": False}
+    size, strict = options.batch_size, options.strict
     if isinstance(options, EmbedOptions):
-        embedded = api.embed(trained, given, out=options.out or Path("vectors.npy"), **how)
+        target = options.out or Path("vectors.npy")
+        embedded = api.embed(trained, given, out=target, batch_size=size, strict=strict, quiet=False)
         say(f"{len(embedded.images):,} images, {embedded.vectors.shape[1]:,} features each")
         written = embedded.written
     else:
-        out = options.out or new_folder("search")
-        result = api.search(trained, given[0], given[1:], top=options.top, out=out, **how)
+        result = api.search(
+            trained, given[0], given[1:], top=options.top, out=options.out or new_folder("search"), batch_size=size,
+            strict=strict, quiet=False,
+        )  # fmt: skip
         found, written = result.found, result.written
         rows = [
             (query, rank, image, f"{value:.4f}")
