@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from mereo._timm_hook import register_with_timm
 
 if TYPE_CHECKING:
-    from mereo.api import compare, evaluate, explain, predict, train
+    from mereo.api import compare, embed, evaluate, explain, predict, search, train
     from mereo.api.estimator import ImageClassifier
     from mereo.core import Capsules, added_losses, get_mechanism, intervene, list_mechanisms, record
     from mereo.core.mechanism_checks import check_mechanism
@@ -62,6 +62,7 @@ _HOMES = {
     "create_mechanism": "mereo.mechanisms.slots",
     "create_model": "mereo.models",
     "distil": "mereo.training.distil",
+    "embed": "mereo.api",
     "evaluate": "mereo.api",
     "evit": "mereo.surgery",
     "fold": "mereo.surgery",
@@ -84,6 +85,7 @@ _HOMES = {
     "save_pretrained": "mereo.export",
     "save_weights": "mereo.models",
     "sea": "mereo.surgery",
+    "search": "mereo.api",
     "sea_matches": "mereo.training.attention_matches",
     "sigma_reparam": "mereo.surgery",
     "sparsifiner": "mereo.surgery",
@@ -107,6 +109,7 @@ __all__ = [
     "create_mechanism",
     "create_model",
     "distil",
+    "embed",
     "evaluate",
     "evit",
     "explain",
@@ -131,6 +134,7 @@ __all__ = [
     "save_weights",
     "sea",
     "sea_matches",
+    "search",
     "sigma_reparam",
     "sparsifiner",
     "sparsifiner_matches",

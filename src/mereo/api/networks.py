@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from mereo.errors import UsageError, type_of
 from mereo.escape import cut
 from mereo.inference.footprint import check_runs
-from mereo.models import FeatureMaps, Network, VisionModel, load
+from mereo.models import FeatureMaps, Network, VisionModel, create_model, load
 from mereo.models.plain.own import as_vision_model, has_preprocessing
 from mereo.models.pretrained import list_pretrained
+from mereo.models.registry import library_of
 from mereo.runtime.device import choose_device
 from mereo.training.arguments import fit
 from mereo.training.config import TrainConfig
@@ -57,7 +58,9 @@ def _data(run: Path) -> str:
 
 
 def is_weights(text: str | Path) -> bool:
-    """Whether a path is a run folder or a file of weights, or a name of bundled weights."""
+    """Whether a path is a run folder or a file of weights, a name of bundled weights, or of a network of a library."""
+    if library_of(str(text)) is not None:
+        return True
     path = Path(text)
     if path.is_dir():
         return (path / "config.yaml").is_file() and (path / "weights").is_dir()
@@ -68,7 +71,8 @@ def load_weights(weights: Path | None, device: str, *, ready: bool = False, imag
     """A trained network and where it is from.
 
     Args:
-        weights: a run folder, a file or a bundled name; the newest run when None.
+        weights: a run folder, a file, a bundled name, or a network of a library with its published weights, such as
+            timm:resnet18; the newest run when None.
         device: to run on.
         ready: without given weights and without a run, use `READY` instead of raising a UsageError.
         images: raise a UsageError for a network that reads something else.
@@ -76,7 +80,10 @@ def load_weights(weights: Path | None, device: str, *, ready: bool = False, imag
     path = weights
     if path is None:
         path = Path(READY) if ready and not _run_weights(RUNS) else newest_run()
-    model = load(path, choose_device(device))
+    if library_of(str(path)) is not None:
+        model: Any = create_model(str(path), pretrained=True).to(choose_device(device)).eval()
+    else:
+        model = load(path, choose_device(device))
     if images:
         check_reads(model, path, ("images",))
     check_runs(model, path)

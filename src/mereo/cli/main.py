@@ -18,6 +18,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("mereo.cli.demo", "train on the digits in the package and explain the result"),
     "train": ("mereo.cli.train", "train a network on a data set or your own images"),
     "predict": ("mereo.cli.predict", "classify images"),
+    "embed": ("mereo.cli.features", "write the features of images, for clustering or another model"),
+    "search": ("mereo.cli.features", "find the images that are most similar to others"),
     "evaluate": ("mereo.cli.evaluate", "evaluate trained networks: accuracy, calibration, corruptions, attacks"),
     "explain": ("mereo.cli.explain", "show which parts of an image a prediction rests on"),
     "app": ("mereo.cli.app", "show networks on a page in the browser"),

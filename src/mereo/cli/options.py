@@ -87,6 +87,59 @@ class PredictOptions:
 
 
 @dataclass(frozen=True)
+class EmbedOptions:
+    """Write the features of images, which the last layer of a network reads: for clustering, search or another model.
+
+    Examples:
+      mereo embed runs/mspcaps_tiny-photos photos/ --out vectors.npy
+      mereo embed timm:resnet18 photos/ --out vectors.csv
+    """
+
+    images: tyro.conf.Positional[tuple[str, ...]]
+    """A network, as under --weights, and image files, folders, patterns, or tables (.csv) of paths."""
+    weights: Path | None = None
+    """Weight file, run folder, bundled weights such as mspcaps_tiny.mnist, or timm:NAME with its published weights. By
+    default the newest run, or mspcaps_tiny.mnist if there is no run."""
+    out: Path | None = None
+    """File to write: .npy (an array, with the names of the images in NAME.images.txt) or .csv; by default
+    vectors.npy."""
+    batch_size: int = 64
+    """Images per forward pass."""
+    device: str = "auto"
+    """Device to run on: auto, cpu, cuda, cuda:1, mps ..."""
+    strict: bool = False
+    """Stop at the first unreadable file instead of skipping it."""
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Find the images of a folder that are most similar to others, by the cosine of their features. Writes a folder
+    with a table and a picture.
+
+    Examples:
+      mereo search runs/mspcaps_tiny-photos photos/ cat.jpg
+      mereo search timm:resnet18 photos/ queries/ --top 10 --out found
+    """
+
+    images: tyro.conf.Positional[tuple[str, ...]]
+    """A network, as under --weights, the gallery that is searched, and the queries: image files, folders or
+    patterns."""
+    weights: Path | None = None
+    """Weight file, run folder, bundled weights such as mspcaps_tiny.mnist, or timm:NAME with its published weights. By
+    default the newest run, or mspcaps_tiny.mnist if there is no run."""
+    top: int = 5
+    """Images of each query, the most similar first."""
+    out: Path | None = None
+    """Folder to write; by default search, search-2, ..."""
+    batch_size: int = 64
+    """Images per forward pass."""
+    device: str = "auto"
+    """Device to run on: auto, cpu, cuda, cuda:1, mps ..."""
+    strict: bool = False
+    """Stop at the first unreadable file instead of skipping it."""
+
+
+@dataclass(frozen=True)
 class ExplainOptions:
     """Show which parts of an image a prediction rests on. Writes a folder.
 

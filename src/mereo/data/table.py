@@ -111,7 +111,13 @@ class Table:
                 raise UsageError(f"{path}, line {line}: split is {split[:80]!r}; it must be train, val or test.")
             labelled = self.targets is not None or (mask or label).strip()
             if not image.strip() or not labelled or "\0" in image + mask or None in row:
-                raise UsageError(f"{path}, line {line}: it must have one path, one {wanted} and optionally a split.")
+                empty = sum(not (other.get(columns.get(wanted, "")) or "").strip() for _, other in cells)
+                counted = (
+                    f" {empty:,} of {len(cells):,} rows have an empty {wanted}: fill or remove them." if empty else ""
+                )
+                raise UsageError(
+                    f"{path}, line {line}: it must have one path, one {wanted} and optionally a split.{counted}"
+                )
             self.rows.append(Row(SPLITS[split.strip().lower()], image, label, mask if wanted == "mask" else "", target))
 
 
@@ -206,7 +212,7 @@ def _columns(
         raise UsageError(
             f"{path} has no column {missing!r} (its columns: {shown[:200]}); the first line must name path, label or"
             f" mask, and optionally split. A column of {missing}s may be called {', '.join(COLUMNS[missing][1:])}"
-            f"{', or be given as --label-column' if missing == 'label' else ''}."
+            f"{', or be given as --label-column; numbers to predict need --task regression' * (missing == 'label')}."
         )
     return {what: name for what, name in found.items() if name}, None
 

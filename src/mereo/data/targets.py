@@ -127,6 +127,7 @@ def find_targets(
         numeric = [name for name, values in free.items() if values and all(map(is_number, values))]
         fractions = [name for name in numeric if has_fractions(free[name])]
         if task == "regression":
+            numeric = numeric or [name for name, values in free.items() if _mostly_numbers(values)]
             columns = tuple(name for name in numeric if name not in binary) or tuple(numeric)
         elif len(binary) > 1:
             columns = tuple(binary)
@@ -140,6 +141,9 @@ def find_targets(
                     f" predict, such as --label-column {' '.join(columns[:_SHOWN])}."
                 )
         if not columns:
+            if task is None and not _may_be_classes(free, cells):
+                for name in free:
+                    _are_numbers(path, (name,), free, several=False)  # numbers with other text in between
             return None
     if task == "regression" or (task is None and _are_numbers(path, columns, free, several=len(columns) > 1)):
         return _of_numbers(path, columns, cells)
@@ -187,7 +191,8 @@ def _is_binary(values: Counter[str]) -> bool:
 
 def _may_be_classes(free: Mapping[str, Counter[str]], cells: Cells) -> bool:
     """Whether a column holds classes: values that recur, and no fractions."""
-    return any(2 <= len(values) <= max(len(cells) // 2, 2) and not has_fractions(values) for values in free.values())
+    most = max(len(cells) // 2, 2)
+    return any(2 <= len(v) <= most and not has_fractions(v) and not _is_mixed(v) for v in free.values())
 
 
 def _are_numbers(path: Path, columns: Sequence[str], free: Mapping[str, Counter[str]], *, several: bool) -> bool:
@@ -197,10 +202,19 @@ def _are_numbers(path: Path, columns: Sequence[str], free: Mapping[str, Counter[
             _is_binary(free[name]) for name in columns
         )
     values = free[columns[0]]
-    numbers = Counter({value: count for value, count in values.items() if is_number(value)})
-    if numbers and has_fractions(numbers) and len(numbers) < len(values) and 2 * len(numbers) > len(values):
+    if _is_mixed(values):
         raise _mixed(path, columns[0], values)
     return has_fractions(values)
+
+
+def _mostly_numbers(values: Counter[str]) -> bool:
+    return 2 * sum(map(is_number, values)) > len(values)
+
+
+def _is_mixed(values: Counter[str]) -> bool:
+    """Whether a column holds numbers, some of them not whole, and a few cells of other text."""
+    numbers = [value for value in values if is_number(value)]
+    return len(numbers) < len(values) and _mostly_numbers(values) and has_fractions(numbers)
 
 
 def _mixed(path: Path, column: str, values: Counter[str]) -> UsageError:
