@@ -363,7 +363,7 @@ def choose(
         chooser.put("img_size", own, "size of the network")
     chooser.warmup(steps)
     if module.input_kind == "images":
-        side = chooser.config.img_size or own or 32
+        side = chooser.config.img_size or plan.config.img_size or 32
         chooser.put("augment", *facts.augmentation(min(side) if isinstance(side, tuple) else side))
     if facts.uneven and task.scores_classes:
         chooser.put("sampler", "balanced", "classes of very different sizes")
