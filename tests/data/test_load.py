@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from mereo.data import Images, ImageSet, load_size, load_split, load_splits
+from mereo.data import Images, ImageSet, dataset_info, load_size, load_split, load_splits
+from mereo.data.load import seconds_to_read
 from mereo.data.storage import Storage
 from mereo.errors import MereoError, UsageError
 from mereo.runtime.memory import available_memory
@@ -85,6 +86,26 @@ def test_a_limit_holds_for_training_images_and_for_those_held_out_in_proportion(
 def test_a_limit_leaves_validation_images_of_the_data_whole(make_folder: Callable[..., Path]) -> None:
     splits = load_splits(str(make_folder(*TWO, "val/cat=3", "val/dog=2")), img_size=8, limit=6)
     assert (labels(splits.train), labels(splits.validation), labels(splits.test)) == ([2, 4], [3, 2], [3, 4])
+
+
+def test_a_limit_of_test_images_takes_classes_in_proportion_and_the_same_for_every_seed() -> None:
+    whole = load_splits("digits", img_size=8)
+    few, again = (load_splits("digits", img_size=8, test_limit=20, seed=seed) for seed in (0, 1))
+    assert len(few.train) == len(whole.train) and set(labels(few.test)) == {2}
+    assert few.test.images.equal(again.test.images)
+    assert len(load_splits("digits", img_size=8, test_limit=5000).test) == 359
+
+
+def test_reading_is_timed_by_some_images_of_a_path_and_not_of_data_in_memory(
+    make_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_folder(*TWO)
+    (folder / "train" / "cat" / "broken.png").write_bytes(b"no image")
+    moments = iter(range(0, 100, 3))
+    monkeypatch.setattr("mereo.data.load.monotonic", lambda: next(moments))
+    images = dataset_info(str(folder)).splits["train"]
+    assert seconds_to_read(dataset_info(str(folder)), (8, 8), 3) == 3 / images
+    assert seconds_to_read(dataset_info("digits"), (8, 8), 1) == 0
 
 
 def test_progress_counts_all_splits(make_folder: Callable[..., Path]) -> None:

@@ -18,6 +18,7 @@ from mereo.tasks.base import TASKS
 from mereo.training.automatic import (
     LEAST_EPOCHS,
     MINUTES,
+    TESTS,
     Automatic,
     Chooser,
     batch_for,
@@ -29,6 +30,7 @@ from mereo.training.automatic import (
 from mereo.training.backend import has_bfloat16
 from mereo.training.config import FIELDS, TrainConfig
 from mereo.training.results import gain_at_the_end
+from mereo.training.schedule import EVALUATION
 
 IMAGES, TIMES, EACH = st.integers(1, 10**7), st.floats(1e-3, 1e5), st.floats(1e-7, 1e3)
 
@@ -105,6 +107,31 @@ def test_by_default_a_slow_network_gets_more_time_rather_than_too_few_epochs():
     assert slow.config.epochs == LEAST_EPOCHS and expected > 60 * MINUTES
     assert chosen(facts(), 1.0, clock=False, minutes=1.0)[0].config.epochs == 1
     assert chosen(facts(), 1e-9)[0].config.epochs < 100 and chosen(facts(), 1e-9)[0].config.minutes is None
+
+
+def test_a_part_of_the_images_is_read_and_tested_where_all_would_take_the_time():
+    about = facts(12_000, largest=200)
+
+    def bounded(reading, each=1e-3, **config):
+        chooser = Chooser(TrainConfig(minutes=1.0, **config), {"minutes", *config}, about, 3000, reading)
+        chooser.read_in_time()
+        expected = chooser.length([32], 32, 300, lambda side, precision: each, True)
+        assert expected == 60
+        return chooser
+
+    free = bounded(1e-5)
+    assert {"limit", "test_limit"}.isdisjoint(free.reasons)
+    slow = bounded(4e-3)
+    # Twelve seconds, a fifth of the time, for these images and a tenth of them to choose the epoch by.
+    assert slow.config.limit == pytest.approx(2700, abs=1) and "53 s" in slow.reasons["limit"]
+    assert slow.config.test_limit == int(12 / (4e-3 + TESTS * EVALUATION * 1e-3)) < 3000
+    assert bounded(10.0).config.limit == 50 and bounded(10.0).config.test_limit == 500
+    # Less time is left for the training.
+    reasons = (bounded(reading, 1e-4).reasons["epochs"] for reading in (1e-5, 8e-4))
+    more, fewer = (int(reason.split("about ")[1].split(",")[0]) for reason in reasons)
+    assert more > fewer
+    given = bounded(4e-3, limit=9000, test_limit=2000)
+    assert {"limit", "test_limit"}.isdisjoint(given.reasons) and given.config.limit == 9000
 
 
 def test_rates_follow_the_network_the_batch_and_the_weights():

@@ -40,6 +40,7 @@ def passing(monkeypatch):
         fit(self)
 
     monkeypatch.setattr(schedule, "monotonic", lambda: time.now)
+    monkeypatch.setattr(schedule, "process_time", lambda: time.now)
     monkeypatch.setattr(Trainer, "optimise", stepping)
     monkeypatch.setattr(Trainer, "evaluate", evaluating)
     monkeypatch.setattr(Trainer, "fit", fitting)

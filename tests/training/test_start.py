@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 import mereo
@@ -18,6 +19,7 @@ from mereo.models.layout import LAYOUTS, Pair, register_layout
 from mereo.models.registry import families
 from mereo.models.weights import load_tensors
 from mereo.surgery import linearise
+from mereo.training.automatic import choose
 from mereo.training.config import TrainConfig
 from mereo.training.plan import resolve
 from mereo.training.setup import prepare
@@ -106,6 +108,25 @@ def test_weights_that_do_not_fit_are_refused(small_config, colours, changes, tol
     with pytest.raises(UsageError, match=told):
         print_estimate(config)
     assert not Path("runs").exists()
+
+
+def test_weights_of_another_library_keep_its_size_and_name_the_new_classifier(tmp_path):
+    save_weights(tmp_path / "theirs.safetensors", create_model("timm:test_resnet", num_classes=3))
+    given = {
+        "model": "timm:test_resnet",
+        "weights": str(tmp_path / "theirs.safetensors"),
+        "data": "photos",
+        "epochs": 1,
+    }
+    for number in range(12):
+        image = Image.new("RGB", (40, 40), (9 * number, 200 - 9 * number, number))
+        (tmp_path / "photos" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        image.save(tmp_path / "photos" / "ab"[number % 2] / f"{number}.png")
+    chosen = choose(TrainConfig(**given), given)
+    assert chosen.config.augment == ("crop=20",), "an eighth of the 160 pixels of the network"
+    with pytest.warns(UserWarning, match="no test split"):
+        setup = prepare(chosen.plan())
+    assert setup.start == f"starting from {given['weights']}; new: network.fc"
 
 
 def test_the_line_is_printed_by_the_run_and_by_a_dry_run(colours, capsys):

@@ -132,7 +132,7 @@ def _started(given: Mapping[str, Any]) -> TrainConfig:
     return base
 
 
-def _check_network_arguments(options: dict[str, Any]) -> None:
+def _check_network_arguments(options: Mapping[str, Any]) -> None:
     """UsageError for an argument of the network among the options, which would otherwise be an unknown one."""
     model = options.get("model", TrainConfig.model)
     if isinstance(model, str) and library_of(model) is None:
@@ -184,6 +184,19 @@ def train(
     run.accuracy; run.model; run.folder.path
     mereo.predict(run, "holiday/*.jpg")
     """
+    return start_training(config, report, data=data, quiet=quiet, options=options, began=monotonic())
+
+
+def start_training(
+    config: TrainConfig | Plan | str | Path | None,
+    report: Report | None = None,
+    *,
+    data: Any,
+    quiet: bool = False,
+    options: Mapping[str, Any],
+    began: float,
+) -> Training:
+    """`train`, with its options and the moment from which a given time counts, by `time.monotonic`."""
     report = Report(silent=quiet or os.environ.get("RANK", "0") != "0") if report is None else report
     if isinstance(config, Plan):
         if options or data is not None:
@@ -200,13 +213,19 @@ def train(
     if in_memory and chosen.resume:
         raise UsageError("resume is True, and data is in memory; save the images into a folder for that.")
     info = array_dataset(data) if in_memory else None
-    result = _train(chosen, given, info, from_file=config is not None, report=report)
+    result = _train(chosen, given, info, from_file=config is not None, report=report, began=began)
     # None is returned for options that only print, which the type leaves out for the sake of all other calls.
     return result if result is None else _finished(result)  # type: ignore[return-value]
 
 
 def _train(
-    config: TrainConfig, given: Mapping[str, Any], info: DatasetInfo | None, *, from_file: bool, report: Report
+    config: TrainConfig,
+    given: Mapping[str, Any],
+    info: DatasetInfo | None,
+    *,
+    from_file: bool,
+    report: Report,
+    began: float,
 ) -> RunResult | None:
     """The result of a training with its announcements; None if only its cost was to be printed.
 
@@ -216,9 +235,8 @@ def _train(
         info: of data in memory.
         from_file: whether it comes from a file, which leaves nothing to be chosen.
         report: shows the progress.
+        began: start of the time of --minutes, before anything is imported, read or timed.
     """
-    # The time of --minutes begins before anything is read or timed.
-    began = monotonic()
     check_trackers(config.track)
     folder, first = folder_to_resume(config), os.environ.get("RANK", "0") == "0"
     if config.resume and first:

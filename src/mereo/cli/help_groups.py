@@ -10,7 +10,7 @@ TRAIN_GROUPS: dict[str, tuple[str, ...]] = {
     "network": ("model_args", "insert", "in_chans"),
     "data": (
         "data_root", "classes", "label_column", "task_options", "augment", "sampler", "mean", "std",
-        "validation_fraction", "paper_protocol", "limit", "strict", "stream",
+        "validation_fraction", "paper_protocol", "limit", "test_limit", "strict", "stream",
     ),
     "optimiser and schedule": (
         "recipe", "batch_size", "accumulate", "optimizer", "lr", "schedule", "patience", "weight_decay",

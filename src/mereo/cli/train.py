@@ -1,5 +1,6 @@
 """`mereo train`."""
 
+from time import monotonic
 from typing import Any
 
 from mereo.cli.help_groups import TRAIN_GROUPS
@@ -7,6 +8,7 @@ from mereo.cli.options import TrainOptions
 from mereo.cli.parse import join_task_options, parse
 from mereo.cli.show import print_table
 from mereo.runtime.collection import uncollected
+from mereo.runtime.openmp import spin_less
 from mereo.training.config import FIELDS
 
 
@@ -25,19 +27,22 @@ def given(words: list[str], command: str = "train") -> tuple[Any, dict[str, Any]
 
 def run(words: list[str], command: str) -> None:
     """Train, or print the cost of training."""
+    began = monotonic()
     config, options = given(words, command)
     if options.get("augment") == ("help",):
         from mereo.data.augmentation_help import rows
 
         print_table(("operation", "what it does", "values"), rows())
         return
+    spin_less()
     # With garbage collection, importing all that a training needs takes a quarter longer.
     with uncollected():
         import accelerate  # noqa: F401
 
-        from mereo import api
+        from mereo.api.training import start_training
         from mereo.training.results import summary
 
-    result = api.train(config, **options)
+    data = options.pop("data", None)
+    result = start_training(config, data=data, options=options, began=began)
     if result is not None and result.main:
         summary(result)

@@ -1,7 +1,10 @@
 """Loads the splits for training from the name of a data set or the path of a folder."""
 
+import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import NamedTuple
 
 import torch
@@ -12,13 +15,16 @@ from mereo.data.images import Images, ImageSet
 from mereo.data.layout_options import LayoutOptions
 from mereo.data.raw import Progress, RawDataset, RawSplit, Read, Request
 from mereo.data.registry import DatasetInfo
-from mereo.data.set_aside import for_evaluation
+from mereo.data.set_aside import TEST_SEED, for_evaluation
 from mereo.data.sets import find_dataset
 from mereo.data.sources import dataset_info, open_dataset
 from mereo.data.split import hold_out, stratified
 from mereo.data.storage import Storage
 from mereo.data.stream import StreamedSet, as_source
 from mereo.errors import MereoError, UsageError, check_choice, check_fraction, check_positive, check_probability
+
+_TIMED, _TIMED_SECONDS = 32, 0.25
+"""Images that are read at first to measure the time, and seconds after which it is measured."""
 
 
 class Splits(NamedTuple):
@@ -90,6 +96,7 @@ def load_splits(
     seed: int = 0,
     strict: bool = False,
     limit: int | None = None,
+    test_limit: int | None = None,
     pairs_per_image: int = 1,
     memory_budget: int | None = None,
     cache_dir: str | Path | None = None,
@@ -116,6 +123,7 @@ def load_splits(
         strict: whether a file that cannot be read is an error, rather than skipped with a warning.
         limit: largest number of training images, with classes in proportion; held-out images are reduced in proportion,
             test images are not.
+        test_limit: largest number of test images, with classes in proportion.
         pairs_per_image: for data sets made of stored images, such as multimnist, how many test samples start from each.
         memory_budget: bytes of decoded images kept in memory; half of the available memory when None. The rest is
             memory-mapped.
@@ -130,7 +138,7 @@ def load_splits(
     """
     wanted = Wanted(
         data, root, img_size, length, in_chans, crop_pct, validation_fraction, seed, strict, limit, download,
-        pairs_per_image, Storage(memory_budget, cache_dir), progress, stream, info, unseen, options,
+        pairs_per_image, Storage(memory_budget, cache_dir), progress, stream, info, unseen, options, test_limit,
     )  # fmt: skip
     if (others := _other_splits(wanted)) is not None:
         return others
@@ -139,6 +147,28 @@ def load_splits(
         images["train"], images.get("validation"), images["test"], dataset.class_names, channels,
         len(unreadable), unreadable,
     )  # fmt: skip
+
+
+def seconds_to_read(info: DatasetInfo, size: tuple[int, int], channels: int) -> float:
+    """Measured seconds of reading one of the training images; 0 for data in memory and for streams.
+
+    Args:
+        info: of the data.
+        size: height and width at which the images are stored.
+        channels: 1 or 3.
+    """
+    if info.layout is None:
+        return 0.0
+    split, count, seconds = info.layout.splits["train"], _TIMED, 0.0
+    # Twice as many each time, because the first ones take longer.
+    while seconds < _TIMED_SECONDS and count < 2 * len(split):
+        sample = split.take(torch.linspace(0, len(split) - 1, min(count, len(split))).round().long())
+        began = monotonic()
+        with warnings.catch_warnings(), suppress(MereoError):  # what cannot be read is reported when all is read
+            warnings.simplefilter("ignore")
+            sample.read(Request(size, channels, Storage()))
+        count, seconds = 2 * count, monotonic() - began
+    return seconds / len(sample)
 
 
 def load_split(
@@ -211,6 +241,7 @@ class Wanted(NamedTuple):
     info: DatasetInfo | None = None
     unseen: bool = False
     options: LayoutOptions | None = None
+    test_limit: int | None = None
 
 
 def _other_splits(wanted: Wanted) -> Splits | None:
@@ -250,6 +281,9 @@ def _chosen_splits(dataset: RawDataset, wanted: Wanted, only: str | None) -> dic
     if only == "whole":
         return {only: for_evaluation(dataset.splits)}
     plan = _plan(dataset.splits, wanted.validation_fraction, wanted.seed, wanted.limit)
+    if wanted.test_limit is not None and wanted.test_limit < len(plan["test"]):
+        _, chosen = stratified(plan["test"].labels, wanted.test_limit, TEST_SEED)
+        plan["test"] = plan["test"].take(chosen)
     if only is None:
         return plan
     if only not in plan:
@@ -276,8 +310,7 @@ def _read(
 ) -> tuple[RawDataset, int, dict[str, Images], tuple[tuple[str, str, str], ...]]:
     """The dataset, its channels, the images of all splits or of one, and which could not be read."""
     check_probability(validation_fraction=wanted.validation_fraction)
-    if wanted.limit is not None:
-        check_positive(limit=wanted.limit)
+    check_positive(**{k: v for k in ("limit", "test_limit") if (v := getattr(wanted, k)) is not None})
     info = find_dataset(wanted.data)
     size = _stored_size(wanted, info)
     dataset = open_dataset(

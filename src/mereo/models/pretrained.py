@@ -164,7 +164,8 @@ def fill(model: VisionModel, tensors: dict[str, Tensor], metadata: dict[str, Any
 
 
 def _parts(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted({name.partition(".")[0] for name in names}))
+    """The outermost modules of tensors; of a network of another library, those inside of it."""
+    return tuple(sorted({".".join(name.split(".")[: 2 if name.startswith("network.") else 1]) for name in names}))
 
 
 def _of_the_size(

@@ -15,6 +15,8 @@ from typing import Any
 from mereo.data import DatasetInfo, dataset_info
 from mereo.data.characters import are_signs
 from mereo.data.facts import FEWEST, TEXT, DataFacts, data_facts
+from mereo.data.load import seconds_to_read
+from mereo.data.set_aside import test_fraction
 from mereo.errors import UsageError
 from mereo.escape import for_terminal
 from mereo.models import get_model_entry
@@ -26,7 +28,9 @@ from mereo.training.config import TrainConfig
 from mereo.training.estimate import estimate
 from mereo.training.option_values import show_size
 from mereo.training.plan import Plan, make_plan, training_images
+from mereo.training.schedule import EVALUATION, SINGLE
 from mereo.training.setup import BLACK
+from mereo.training.threads import threads_kept, use_fastest
 from mereo.training.trial_step import TrialStep
 
 MINUTES, MOST_MINUTES, IMAGES = 1.5, 20.0, 2500
@@ -38,8 +42,11 @@ EPOCHS_TO_ENLARGE, LARGER = 40, (2.0, 1.5)
 """Epochs of larger images that must fit for them to be chosen, and their sides divided by the network's image side."""
 LARGE, SMALLER, MULTIPLE = 64, (0.75, 0.5, 0.3), 32
 """Networks of larger images get smaller ones, multiples of 32, where LEAST_EPOCHS of their own do not fit."""
-STEP, EVALUATION, EPOCH = 1.1, 0.35, 0.15
-"""Times of a step and an evaluation, relative to a forward and backward pass; the other seconds of an epoch."""
+STEP, EPOCH = 1.1, 0.15
+"""Time of a step, relative to a forward and backward pass, and the other seconds of an epoch."""
+READING, TESTING, TESTS, FEWEST_TESTED, READ_AT = 0.2, 0.2, 3, 500, 64
+"""Shares of a given time for reading the images and for testing; how often test images are evaluated, least number of
+them that is tested in any case; side of the images by which reading is timed."""
 FASTER, TIMED_SECONDS = 0.8, 0.45
 """bfloat16 is chosen where a step takes at most this share of its time; seconds spent on measuring that."""
 FINE_TUNING, WARMUP_STEPS = 1 / 3, 20
@@ -78,11 +85,20 @@ def sides_for(own: int, largest: int | None) -> list[int]:
     return [side for side in sides if largest is None or side <= max(largest, LARGE)] or sides[-1:]
 
 
+def tested_images(info: DatasetInfo) -> int:
+    """Test images, counted without reading them."""
+    return info.splits.get("test", round(test_fraction(info.splits) * info.splits.get("train", 0)))
+
+
 def epochs_of(config: TrainConfig, facts: DataFacts, each: float, minutes: float) -> float:
     """Epochs that fit into a time, evaluations included, from the seconds of one image."""
+    return 60 * minutes / (each * (STEP * facts.images + EVALUATION * held_out(config, facts)) + EPOCH)
+
+
+def held_out(config: TrainConfig, facts: DataFacts) -> float:
+    """Images that choose the epoch."""
     fraction = 0.0 if config.paper_protocol else config.validation_fraction
-    held_out = facts.images * fraction / max(1 - fraction, 0.1)
-    return 60 * minutes / (each * (STEP * facts.images + EVALUATION * held_out) + EPOCH)
+    return facts.images * fraction / max(1 - fraction, 0.1)
 
 
 @dataclass(frozen=True)
@@ -175,16 +191,48 @@ def follow_task(config: TrainConfig, given: Collection[str]) -> TrainConfig:
 
 
 class Chooser:
-    """Collects the values of the fields that are not given, each with its reason."""
+    """Collects the values of the fields that are not given, each with its reason.
 
-    def __init__(self, config: TrainConfig, given: Collection[str], facts: DataFacts) -> None:
+    Args:
+        config, given, facts: as in `choose`.
+        tested: test images.
+        reading: seconds of reading an image.
+    """
+
+    def __init__(
+        self, config: TrainConfig, given: Collection[str], facts: DataFacts, tested: int = 0, reading: float = 0.0
+    ) -> None:
         self.config, self.given, self.facts = config, given, facts
+        self.tested, self.reading = tested, reading
         self.reasons: dict[str, str] = {}
 
     def put(self, name: str, value: Any, reason: str) -> None:
         """Choose the value of a field, unless it is given."""
         if name not in self.given:
             self.config, self.reasons[name] = self.config.replace(**{name: value}), reason
+
+    def read_in_time(self) -> None:
+        """Take a part of the images where reading all of them would take too much of the given time."""
+        read = self.facts.images + held_out(self.config, self.facts)
+        share = READING * 60 * (self.config.minutes or math.inf) / max(self.reading * read, 1e-9)
+        if share < 1 and "limit" not in self.given:
+            images = max(int(share * self.facts.images), min(FEWEST * self.facts.num_classes, self.facts.images))
+            self.put("limit", images, f"reading all {self.facts.images:,} would take {duration(self.reading * read)}")
+            self.facts = replace(self.facts, images=images)
+
+    def outside(self, each: float) -> tuple[float, int]:
+        """Seconds of the given time for reading and testing, and the test images for which there is time.
+
+        Args:
+            each: seconds of training for one image.
+        """
+        final = 1 if self.config.precision == "fp32" else SINGLE
+        total, one = 60 * (self.config.minutes or math.inf), self.reading + TESTS * EVALUATION * final * each
+        tested = min(self.tested, max(int(min(TESTING * total / one, self.tested)), FEWEST_TESTED))
+        if "test_limit" in self.given:
+            tested = self.tested
+        read = self.reading * (self.facts.images + held_out(self.config, self.facts))
+        return min(read + one * tested, total / 2), tested
 
     def length(self, sides: Sequence[int | None], own: int | None, steps: int, seconds: Seconds, clock: bool) -> float:
         """Choose the size of the images and the number of epochs by the measured time; returns the expected seconds.
@@ -199,12 +247,16 @@ class Chooser:
         given = self.config.minutes
         minutes = given or round(min(max(self.facts.images / IMAGES, 1) * MINUTES, MOST_MINUTES), 2)
         for side in sides:
-            fitting = epochs_of(self.config, self.facts, seconds(side, self.config.precision), minutes)
+            each = seconds(side, self.config.precision)
+            outside, tested = self.outside(each) if given and clock else (0.0, self.tested)
+            fitting = epochs_of(self.config, self.facts, each, minutes - outside / 60)
             if fitting >= (EPOCHS_TO_ENLARGE if side and own and side > own else LEAST_EPOCHS):
                 break
         if side is not None and own is not None:
             why = f"{EPOCHS_TO_ENLARGE} epochs of them fit" if side > own else "of larger ones fewer epochs fit"
             self.put("img_size", side, "size of the network" if side == own else why)
+        if tested < self.tested:
+            self.put("test_limit", tested, f"testing all {self.tested:,} would take too much of the time")
         enough = max(ENOUGH_EPOCHS, math.ceil(ENOUGH_STEPS / steps))
         fewer = f", and {LEAST_EPOCHS} are better: give more --minutes" if fitting < LEAST_EPOCHS else ""
         if given and clock:
@@ -274,6 +326,12 @@ def choose(
     # Before anything is measured, so that an invalid setting is reported at once.
     plan, entry = make_plan(chooser.config, info), get_model_entry(chooser.config.model)
     facts = chooser.facts = replace(facts, images=training_images(config, plan.info))
+    timed = by_clock and config.minutes is not None and processes == 1
+    chooser.tested = min(tested_images(info), config.test_limit or tested_images(info))
+    if timed and module.input_kind == "images":
+        chooser.reading = seconds_to_read(info, (READ_AT, READ_AT), plan.config.in_chans or info.in_chans)
+        chooser.read_in_time()
+        facts = chooser.facts
     batch_size = batch_for(facts.images, config.accumulate * processes)
     chooser.put("batch_size", batch_size, f"{facts.images:,} {task.unit} to train on")
     start = " and these weights" if config.weights is not None else ""
@@ -291,19 +349,23 @@ def choose(
     own = entry.defaults.get("img_size")
     if config.weights is not None or not isinstance(own, int) or "img_size" in {*chooser.given, *config.model_args}:
         own = None
-    expected, estimated = None, estimate(TrialStep(plan), measure=False, operations=False)
+    trial = TrialStep(plan)
+    expected, estimated = None, estimate(trial, measure=False, operations=False)
     # What does not fit into memory is not timed; a warning follows before the training.
     if "epochs" not in chooser.given and processes == 1 and estimated.memory <= estimated.available:
         wanted: Sequence[int | None] = [None] if own is None else sides_for(own, facts.largest)
         sides = [side for side in wanted if side == own or _can_take(make_plan(sized(side), info))] or [own]
-        if has_bfloat16(plan.device):
-            chooser.arithmetic(sides[-1], seconds)
-        expected = chooser.length(sides, own, steps, seconds, by_clock)
+        with threads_kept():
+            if timed:
+                use_fastest(plan.device, lambda: trial.image_seconds(TIMED_SECONDS / 2))
+            if has_bfloat16(plan.device):
+                chooser.arithmetic(sides[-1], seconds)
+            expected = chooser.length(sides, own, steps, seconds, by_clock)
     elif own is not None:
         chooser.put("img_size", own, "size of the network")
     chooser.warmup(steps)
     if module.input_kind == "images":
-        side = chooser.config.img_size or own or 32
+        side = chooser.config.img_size or plan.config.img_size or 32
         shortest = min(side) if isinstance(side, tuple) else side
         chooser.put("augment", *facts.augmentation(shortest, mirror=task.may_mirror))
     if facts.uneven and task.scores_classes:

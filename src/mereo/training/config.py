@@ -37,7 +37,7 @@ _LEAST_MIXING = 1e-3
 smaller ones."""
 _POSITIVE = (
     "epochs", "batch_size", "accumulate", "lr", "checkpoint_seconds", "minutes", "in_chans", "clip_norm", "limit",
-    "decay_steps", "patience",
+    "decay_steps", "patience", "test_limit",
 )  # fmt: skip
 _RATES = ("weight_decay", "warmup_epochs", "warmup_start", "min_lr", "reconstruction_weight", "mixup", "cutmix")
 _NOT_NEGATIVE = (*_RATES, "adversarial", "warmup_steps", "freeze_layers")
@@ -180,6 +180,8 @@ class TrainConfig:
     """Choose the best epoch on the test images, as the papers do, and hold out nothing; the results state this."""
     limit: int | None = None
     """Largest number of training images; held-out images are reduced in proportion. By default all."""
+    test_limit: int | None = None
+    """Largest number of test images, classes in proportion. By default all."""
     strict: bool = False
     """Stop at the first unreadable image instead of skipping it."""
     stream: bool = False

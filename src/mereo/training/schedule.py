@@ -1,7 +1,7 @@
 """The learning rate as a pure function of the step, or, in a training of a given time, of the step and that time."""
 
 import math
-from time import monotonic
+from time import monotonic, process_time
 
 from mereo.training.config import TrainConfig
 
@@ -9,6 +9,10 @@ HALVED = 10_000
 """Steps after which the inverse schedule has half the rate, where decay_steps does not say."""
 WARMUP_SHARE = 0.2
 """Share of the given time after which the warm-up ends, even if its steps are not done."""
+EVALUATION, SINGLE = 0.35, 2.5
+"""Time of evaluating an image by that of its forward and backward pass; in single precision by that in half."""
+ENDING = 2.0
+"""Seconds of an own core for the results and pictures after the last evaluation, at most a twentieth of the time."""
 SHORTEST = 0.25
 """Part of an epoch that must fit into the remaining time for another epoch to begin."""
 
@@ -27,12 +31,13 @@ class Clock:
 
     Attributes:
         setup: seconds before the first step, for reading the data.
-        reserve: seconds that are kept for the evaluations after the last step.
+        reserve: seconds that are kept for the evaluations and pictures after the last step.
     """
 
     def __init__(self, minutes: float | None = None, began: float | None = None) -> None:
         self.total = None if minutes is None else 60 * minutes
         self.began, self.setup, self.reserve = monotonic() if began is None else began, 0.0, 0.0
+        self._share, self._start = 0.0, (monotonic(), process_time())
 
     @property
     def elapsed(self) -> float:
@@ -41,13 +46,34 @@ class Clock:
 
     @property
     def share(self) -> float | None:
-        """The share of the time for training that has passed, in [0, 1]; None without a given time."""
-        return None if self.total is None else min(self.elapsed / max(self.total - self.reserve, 1e-9), 1.0)
+        """The share of the time for training that has passed, in [0, 1]; None without a given time.
+
+        It never falls, so that neither does the rate rise, where less time is kept than before.
+        """
+        if self.total is None:
+            return None
+        self._share = max(self._share, min(self.elapsed / max(self.total - self.reserve, 1e-9), 1.0))
+        return self._share
 
     @property
     def is_over(self) -> bool:
         """Whether the time is up."""
         return self.share is not None and self.share >= 1
+
+    def start(self) -> None:
+        """The first step begins."""
+        self.setup, self._start = self.elapsed, (monotonic(), process_time())
+
+    @property
+    def slowness(self) -> float:
+        """Seconds that pass in one of the processor's, which other programs use too, since the start; at least 1."""
+        began, worked = self._start
+        return max((monotonic() - began) / max(process_time() - worked, 1e-9), 1.0)
+
+    def keep(self, seconds: float) -> None:
+        """Keep seconds for the evaluations after the last step, and some for results: at most half of the time."""
+        if self.total is not None:
+            self.reserve = min(seconds + self.slowness * min(ENDING, 0.05 * self.total), self.total / 2)
 
     def epochs(self, done: float, most: int) -> int:
         """The number of epochs that the training will have, from the time that they took so far.
@@ -68,7 +94,7 @@ class Clock:
 
     def restore(self, elapsed: float, setup: float, reserve: float) -> None:
         """Continue from a saved state; the time since then does not count."""
-        self.began, self.setup, self.reserve = monotonic() - elapsed, setup, reserve
+        self.began, self.setup, self.reserve, self._share = monotonic() - elapsed, setup, reserve, 0.0
 
 
 def learning_rate(config: TrainConfig, step: int, steps_per_epoch: int, share: float | None = None) -> float:

@@ -97,6 +97,7 @@ def prepare(
         strict=config.strict,
         stream=config.stream or None,
         limit=config.limit,
+        test_limit=config.test_limit,
         cache_dir=cache,
         progress=progress,
         info=plan.info,

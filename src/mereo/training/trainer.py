@@ -9,6 +9,7 @@ Read it from top to bottom: `train` prepares a run, `Trainer.fit` goes through i
 steps of one, `optimise` is a step, `batch` what it sees; then what follows an epoch, checkpoints, and `finish`.
 """
 
+import math
 import os
 import time
 from contextlib import nullcontext
@@ -23,7 +24,7 @@ from mereo.data import Batch, Images
 from mereo.errors import MereoError
 from mereo.files import write_atomically
 from mereo.inference.evaluate import Scores, normalise, prepare_batch
-from mereo.inference.temperature import KEY
+from mereo.inference.temperature import KEY, MOST_TEST_IMAGES
 from mereo.models import save_weights
 from mereo.models.registry import lay_out
 from mereo.models.weights import check_finite, load_tensors, save_tensors
@@ -55,8 +56,9 @@ from mereo.training.provenance import compare_with_saved, describe_data, describ
 from mereo.training.report import Report, draw_curves, reading_progress, write_history
 from mereo.training.results import RunResult, still_improving
 from mereo.training.run_folder import RunFolder, claimed
-from mereo.training.schedule import Clock, learning_rate
+from mereo.training.schedule import EVALUATION, SINGLE, Clock, learning_rate
 from mereo.training.setup import Setup, describe_setup, prepare, uneven_classes
+from mereo.training.threads import Threads, threads_kept
 from mereo.training.trackers import TENSORBOARD, Trackers, check_trackers
 from mereo.training.unreadable import write_set_aside
 
@@ -85,7 +87,7 @@ def train(
     # Several processes would see different times, so they train all epochs of the configuration.
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     clock = Clock(None if several else plan.config.minutes, began)
-    with claimed(plan.config) as folder:
+    with claimed(plan.config) as folder, threads_kept():
         try:
             return _train_in(folder, plan, report, clock, pictures=pictures)
         except KeyboardInterrupt as stop:
@@ -155,6 +157,7 @@ class Trainer:
         self.best: dict[str, Any] | None = None
         self.seconds = self.rate = 0.0
         self.clock, self.epochs = clock or Clock(), self.config.epochs
+        self.threads = Threads(self.device, chosen=self.clock.total is not None)
         self.provenance = {
             "data": describe_data(self.splits),
             "environment": describe_environment(self.device, self.processes, self.config.sync_batchnorm),
@@ -182,7 +185,7 @@ class Trainer:
 
     def fit(self) -> None:
         """Train all remaining epochs."""
-        self.clock.setup = self.clock.elapsed
+        self.clock.start()
         start, first = self._resume()
         wanted = (self.config.tensorboard or TENSORBOARD in self.config.track) and self.main
         events = open_events(self.folder, wanted, start + 1, self.report, self.columns)
@@ -227,11 +230,14 @@ class Trainer:
         self.splits.train.prefetch(rest.view(-1, self.processes, self.part_size)[:, self.rank].flatten())
         precise = torch.float64 if self.device.type != "mps" else torch.float32
         sums = torch.tensor(self.partial, device=self.device, dtype=precise)
-        loading, pending = 0.0, list[Tensor]()
+        loading, took, pending = 0.0, math.inf, list[Tensor]()
         began = saved = time.monotonic()
         start_training(self.objective, self.frozen)
         for step in range(first, self.steps):
+            started = time.monotonic()
             losses, metrics, waited = self.optimise(epoch, step, order)
+            took = min(took, time.monotonic() - started)
+            self.threads.took(time.monotonic() - started)
             pending.append(losses[0])
             sums += torch.cat((losses.to(sums), metrics.to(sums)))
             loading += waited
@@ -240,6 +246,8 @@ class Trainer:
                 self.check_finite(epoch, step + 1 - len(pending), pending, order)
                 shown, pending = losses[0].item(), []
             speed = (step + 1 - first) * self.batch_size / max(time.monotonic() - began, 1e-9)
+            if not self.history:  # no evaluation has been timed
+                self._keep_time(EVALUATION * took / self.batch_size)
             self._plan_epochs(epoch + (step + 1) / self.steps)
             self.report.step(epoch + 1, self.epochs, speed, shown)
             if last:
@@ -253,6 +261,16 @@ class Trainer:
         self.partial = self._no_sums()
         sums[: 1 + len(self.plain_objective.added_names)] /= step + 1
         return self.finish_epoch(epoch, sums, speed, elapsed, loading)
+
+    def _keep_time(self, each: float) -> None:
+        """Keep time for what follows the last step, from the seconds of evaluating an image.
+
+        Held-out images are evaluated for the epoch and for the calibration, test images with the last weights, with the
+        best ones and for the calibration.
+        """
+        held, tested = len(self.splits.validation or ()), len(self.splits.test)
+        final = each * (1 if self.config.precision == "fp32" else SINGLE)
+        self.clock.keep(each * held + final * (held + 2 * tested + min(tested, MOST_TEST_IMAGES)))
 
     def _plan_epochs(self, done: float) -> None:
         """Plan the number of epochs anew, where it follows from a given time."""
@@ -412,10 +430,8 @@ class Trainer:
                 self._save_weights(self.folder.best, state)
             self._save_weights(self.folder.last, state)
             write_history(self.folder.history, self.history, self.columns)
-        # After the last step: these images again for the calibration, and three times the test images, with the last
-        # weights, with the best ones, and for the calibration.
-        tested = 0 if split is None else 3 * len(self.splits.test) / len(split)
-        self.clock.reserve = evaluation * (2 + tested)
+        if split is not None:
+            self._keep_time(evaluation / len(split))
         self._plan_epochs(epoch + 1)
         self.save_state(epoch + 1, 0, self._no_sums(), None)
         left = self.seconds / (epoch + 1) * (self.epochs - epoch - 1)
