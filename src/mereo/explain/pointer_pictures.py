@@ -19,7 +19,7 @@ MOST_SETS, ACROSS = 12, 4
 
 
 def draw_pointers(model: Any, sets: NamedSets, path: Path) -> Path:
-    """Two panels for each set: its points with what is found, and the couplings, a row for each step.
+    """Two panels for each set: its points with the answer found, and the couplings, a row for each step.
 
     Points are numbered from 0, as in files; the first column is the end. At most 12 sets are drawn.
 

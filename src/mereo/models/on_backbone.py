@@ -97,8 +97,8 @@ class OnBackbone(VisionModel):
         """Give the backbone trained weights; the layers on top keep their own.
 
         Args:
-            weights: "timm" or "timm.TAG" for timm's published ones; or what `mereo.load` takes, of a network of the
-                same backbone: the backbone itself as a classifier, or another network on it.
+            weights: "timm" or "timm.TAG" for timm's published ones; or weights that `mereo.load` takes, of the
+                same backbone as a classifier, or of another network on it.
         """
         name, size = self._backbone_name, self.image_shape[1:]
         library, _, tag = weights.partition(".")
