@@ -101,7 +101,7 @@ def same_answers(points: Tensor, one: Tensor, other: Tensor, problem: str) -> Te
 class PointersMetrics(Metrics):
     """The share of sequences that are the right answer, and further metrics of the problem.
 
-    hull: the mean share of the true area that a polygon covers, over the simple polygons, and the share that is not simple.
+    hull: the mean share of the true area that a polygon covers, over simple polygons, and the share of the others.
     tour: the mean length, and that divided by the true one, over the tours that visit each point once.   triangles: the
     share of the true triangles that are found.
 
