@@ -94,7 +94,7 @@ def test_a_run_goes_on_without_the_weights_it_started_from(small_config, silent)
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"model": "capsnet"}, "those of mspcaps_tiny, and model is 'capsnet'; give --model mspcaps_tiny"),
+        ({"model": "capsnet"}, "which belongs to mspcaps_tiny, and model is 'capsnet'; give --model mspcaps_tiny"),
         ({"model_args": {"patch_size": 4}}, "do not fit these arguments"),
         ({"weights": "mspcaps_tiny.nothing"}, "no such file or folder"),
     ],

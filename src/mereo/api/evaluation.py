@@ -179,7 +179,7 @@ def evaluate(
         return document
 
     def finished(part: str, document: dict[str, Any]) -> None:
-        """Keep what is known so far: what is asked for beyond accuracy may take long."""
+        """Keep the results so far: measurements beyond accuracy may take long."""
         document = keep(document)
         if show is not None:
             show(part, document)

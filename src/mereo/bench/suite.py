@@ -57,7 +57,7 @@ class Workload:
 
     Attributes:
         call: takes the inputs of the case, returns a tensor or a tuple of tensors.
-        leaves: what has gradients besides the inputs.
+        leaves: tensors that get gradients besides the inputs.
         finish: what follows the backward pass, such as the step of an optimiser.
         compared: after a backward pass, the gradients to compare with the reference's, in the same order; by default
             the gradients of the inputs and leaves.

@@ -261,7 +261,7 @@ def verdict(now: Measurement, before: Measurement) -> str:
 
 
 def comparison(run: Run, earlier: Run) -> Table:
-    """A table of what both runs measured: time then over time now, memory now over memory then."""
+    """A table of the cases that both runs measured: time then over time now, memory now over memory then."""
     notes = [f"against the run of {earlier.created}"]
     for fact in CONDITIONS:
         before, now = earlier.machine.get(fact), run.machine.get(fact)

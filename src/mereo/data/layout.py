@@ -1,4 +1,4 @@
-"""Recognises what a folder, an archive or a table of images holds, or refuses it with what was seen and the ways out.
+"""Recognises what a folder, an archive or a table of images holds, or refuses it, with what was found and the remedy.
 
 In this order:
 
@@ -33,9 +33,9 @@ _DOCUMENTS = (
     ".pdf", ".doc", ".docx", ".xls", ".xlsx", ".ppt", ".pptx", ".odt", ".zip", ".rar", ".7z", ".gz", ".tar", ".dmg",
     ".exe", ".msi", ".deb", ".iso", ".mp3", ".wav", ".flac", ".m4a", ".mp4", ".mov", ".avi", ".mkv", ".apk", ".epub",
 )  # fmt: skip
-"""Suffixes of what no data set of images has beside its images: a folder with many of them is one of downloads."""
+"""Suffixes that do not occur in image data sets: a folder with many such files is a folder of downloads."""
 _FEW, _SHOWN, _LEAST_OF_A_NAME = 0.1, 5, 3
-"""Share of images outside of the folders of classes that is left out; names shown; images of a class by its name."""
+"""Share of images outside of class folders that is left out; number of names shown; least images of a class by name."""
 _CAMERAS = {"img", "image", "dsc", "dscn", "dscf", "pxl", "mvimg", "gopr", "photo", "pic", "picture", "frame", "scan"}
 """Words before a number in names of files that are of a camera or a program."""
 _NUMBERED = re.compile(r"(\D*[^\W\d_])[\s_.(-]*\d+\)?")

@@ -161,9 +161,9 @@ def load_split(
 ) -> Images:
     """One of the splits of `load_splits`: "train", "validation" or "test"; the others are not decoded.
 
-    "whole" is what a network that was trained on other images is evaluated on: the test images of a path, else its
-    validation images, and all where it has no splits; of a named data set, the test images. With `unseen`, test images
-    at a path may be of classes that its training images do not have. `info` and `options` are as in `load_splits`.
+    "whole" is for evaluating a network that was trained on other images: the test images of a path, else its
+    validation images, or all images if it has no splits; for a named data set, the test images. With `unseen`, test
+    images at a path may be of classes that its training images do not have. `info` and `options` are as in `load_splits`.
     """
     check_choice("split", split, ("train", "validation", "test", "whole"))
     wanted = Wanted(
@@ -246,7 +246,7 @@ def _stored_size(wanted: Wanted, info: DatasetInfo | None) -> tuple[int, int]:
 
 
 def _chosen_splits(dataset: RawDataset, wanted: Wanted, only: str | None) -> dict[str, RawSplit]:
-    """All splits, or only one; "whole" is what a trained network is evaluated on."""
+    """All splits, or only one; "whole" is for evaluating a trained network."""
     if only == "whole":
         return {only: for_evaluation(dataset.splits)}
     plan = _plan(dataset.splits, wanted.validation_fraction, wanted.seed, wanted.limit)

@@ -131,7 +131,7 @@ def mask_classes(
     Masks of black and white, or of few bright grey levels, have these as their colours.
 
     Args:
-        masks: what opens each of them.
+        masks: functions that open them.
         named: the names in the order of the indices, where they are listed.
         coloured: names and colours, where they are listed.
         data: what the masks are of, for messages.

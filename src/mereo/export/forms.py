@@ -44,7 +44,7 @@ class Exported:
     """One form that was written and checked.
 
     Attributes:
-        form, precision: what it is.
+        form, precision: of the export.
         path: of its file; of its weights where it has several.
         files: all of its files.
         difference: the largest of a score from the float32 network's, relative to scores above 1.

@@ -15,7 +15,7 @@ from mereo.inference.temperature import calibration_of
 from mereo.models import VisionModel
 
 FIXED = 2**22
-"""Of Pillow's fixed-point weights. Their products with pixels are exact in double precision."""
+"""Scale of Pillow's fixed-point weights. Their products with pixels are exact in double precision."""
 
 
 def _weights(side: Tensor, start: Tensor, length: Tensor, count: int) -> Tensor:

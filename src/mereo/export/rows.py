@@ -128,7 +128,7 @@ def run_comparison(
     quiet: bool = False,
     insert: Sequence[str] = (),
 ) -> list[Row]:
-    """Train what is not finished, and return one row per network.
+    """Train unfinished networks, and return one row per network.
 
     Every network is built and its memory estimated before anything is trained, so that a wrong argument fails at once.
 

@@ -1,4 +1,4 @@
-"""Answers for a folder of labelled images: accuracy, errors, and what is to be checked."""
+"""Answers for a folder of labelled images: accuracy, errors, and labels to check."""
 
 import unicodedata
 from collections import Counter

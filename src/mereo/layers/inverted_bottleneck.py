@@ -142,7 +142,7 @@ class InvertedBottleneck(nn.Module):
         if even or torch.is_grad_enabled() or torch.compiler.is_compiling():
             wide = self._widened(cells, weight, bias).permute(0, 3, 1, 2)
             return (wide, left) if even else (F.pad(wide, border), 0)
-        # Padding the narrow map and erasing what the layer makes of the zeros is cheaper than padding the wide one.
+        # Padding the narrow map and erasing the layer's output at the padding is cheaper than padding the wide one.
         height, width = cells.shape[1] + above, cells.shape[2] + left
         wide = self._widened(F.pad(cells, (0, 0, *border)), weight, bias)
         for edge in (wide[:, :above], wide[:, height:], wide[:, :, :left], wide[:, :, width:]):

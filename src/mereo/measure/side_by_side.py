@@ -100,10 +100,10 @@ def measure_side_by_side(
 def better_at(
     one: Measured, two: Measured, cost: Mapping[str, tuple[float, float]], least: Sequence[str] = ()
 ) -> tuple[list[str], list[str], list[str]]:
-    """At what the first of two networks is better, at what it is worse, and where there is no clear difference.
+    """What the first of two networks is better at, what it is worse at, and what shows no clear difference.
 
-    Where one of them predicts no better than chance, only accuracy and cost are compared: what guesses is neither
-    calibrated nor robust.
+    If one of them predicts no better than chance, only accuracy and cost are compared: calibration and robustness of
+    guesses mean nothing.
 
     Args:
         one, two: their measurements.

@@ -327,7 +327,7 @@ def insert(
     """
     model = _unwrapped(model)
     if replace and start:
-        raise UsageError(f"start is {start} with replace; there is no gain in front of what stands in a layer's place.")
+        raise UsageError(f"start is {start} with replace; a mechanism in a layer's place has no gain.")
     given = {"name": name, "where": where if isinstance(where, str) else list(where), "start": start, **arguments}
     if replace:
         given["replace"] = True

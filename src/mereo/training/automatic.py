@@ -90,7 +90,7 @@ class Automatic:
     """A configuration with its open settings chosen.
 
     Attributes:
-        config: all of it explicit but what a plan resolves.
+        config: every field is explicit, except fields that a plan resolves.
         info: of the data, so that it need not be scanned again; None if nothing was chosen.
         facts: from which the settings were chosen; None if nothing was chosen.
         reasons: of the settings that were chosen, by name.
@@ -167,7 +167,7 @@ def stated_by(task: type[Task], given: Collection[str]) -> dict[str, Any]:
 
 
 def follow_task(config: TrainConfig, given: Collection[str]) -> TrainConfig:
-    """The configuration with what its task states, in place of what is not given."""
+    """The configuration, with the task's settings for fields that are not given."""
     task = get_task(config.task)
     named = {"model": task.example_model, "data": task.example_data, **stated_by(task, given)}
     return config.replace(**{name: value for name, value in named.items() if name not in given})

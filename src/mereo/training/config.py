@@ -70,7 +70,7 @@ class TrainConfig:
     classes: str = "auto"
     """Where the classes of images in folders are: top (the outermost folders), leaf (the innermost), path (the
     innermost with those around them), name (the names of files up to their number) or name:2 (the second field of the
-    names). auto takes folders of images, and refuses what is unclear."""
+    names). auto takes folders of images, and refuses unclear ones."""
     label_column: str | None = None
     """Column of the labels in a table of images; by default found by its name, such as label or class."""
     recipe: str | None = None

@@ -11,8 +11,8 @@ from mereo.training.config import TrainConfig
 LR_SCALE = "lr_scale"
 """Key of a group: its factor of the learning rate, as in timm."""
 BODY, BODY_RATE, HEAD_SHARE = "body", 0.1, 0.1
-"""Of pretrained networks: the key of groups without parameters of the classifier, the factor of their rate, and the
-share of the training in which they rest."""
+"""For pretrained networks: the key of groups without classifier parameters, the factor of their rate, and the share
+of the training in which they do not learn."""
 
 
 def parameter_groups(config: TrainConfig, objective: nn.Module, model: VisionModel) -> Iterable[Any]:

@@ -78,7 +78,7 @@ class Match:
 
     @property
     def places(self) -> tuple[tuple[str, str], tuple[str, str]]:
-        """Kind and name of what is taken from the teacher and from the student."""
+        """Kind and name of the tensors taken from the teacher and from the student."""
         other = self.teacher if self.student is None else self.student
         return (self.what, self.teacher), (self.student_what or self.what, other)
 

@@ -69,7 +69,7 @@ def follow_weights(config: TrainConfig) -> TrainConfig:
         return config.replace(**changes)
     if described.model != config.model:
         raise UsageError(
-            f"weights is {weights!r}, those of {described.model}, and model is {config.model!r}; give --model"
+            f"weights is {weights!r}, which belongs to {described.model}, and model is {config.model!r}; give --model"
             f" {described.model}, or weights of {config.model}."
         )
     if described.surgery:
@@ -93,7 +93,7 @@ def _follow_published(config: TrainConfig) -> TrainConfig:
 
 
 def start_from(model: VisionModel, weights: str) -> str:
-    """Give a network the weights that a training starts from, and return a line on what is new.
+    """Give a network the weights that a training starts from, and return a line on its new layers.
 
     A network whose `part_with_weights` is another network takes weights of that one too. Mechanisms that were inserted
     start with their own weights, unless those given are of a network that has them.

@@ -100,7 +100,7 @@ def finish_runs(
     *,
     quiet: bool = False,
 ) -> dict[str, list[dict[str, Any]]]:
-    """Run what is not finished, and return the results of all runs by variant, in the order of seeds.
+    """Run the unfinished runs, and return the results of all runs by variant, in the order of seeds.
 
     UsageError for a finished run of another configuration: it does not belong to this table. With `quiet` the trainings
     print nothing.

@@ -40,7 +40,7 @@ TAKES = (
     " height, width) to scores (batch, classes); it gets the weights of ours"
 )
 NUDGE = 0.02
-"""Standard deviation of what is added to every initial weight."""
+"""Standard deviation of the noise that is added to every initial weight."""
 
 
 def why_not_timm(name: str) -> str | None:
@@ -58,7 +58,7 @@ def why_not_timm(name: str) -> str | None:
 
 
 def drop_nothing(model: nn.Module) -> None:
-    """Turn off what is left out at random in training, so that two networks compute the same."""
+    """Turn off dropout and stochastic depth, so that two networks compute the same."""
     module: Any
     for module in model.modules():
         if isinstance(module, nn.Dropout):

@@ -42,7 +42,7 @@ class Choice:
         tokens: what it takes.
         takes: grids that it can take, in words.
         causal: "always", "option" or "no".
-        compared: in what it differs from dense softmax attention.
+        compared: how it differs from dense softmax attention.
         quadratic: whether its time grows with the square of the tokens.
     """
 
@@ -121,7 +121,7 @@ CHOICES = (
 )  # fmt: skip
 
 MOST_PAIRS = 2**28
-"""Pairs of tokens above which what is quadratic is left out."""
+"""Pairs of tokens above which quadratic mechanisms are left out."""
 
 
 def side_of(setting: Setting) -> int:

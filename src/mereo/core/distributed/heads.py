@@ -39,6 +39,6 @@ def shared(x: Tensor, group: Group) -> Tensor:
 
 
 def summed(x: Tensor, group: Group) -> Tensor:
-    """The sum of what all processes have; the gradient of the sum goes to each of them unchanged."""
+    """The sum over all processes; the gradient of the sum goes to each of them unchanged."""
     ranks = ranks_of(group)
     return x if ranks.size == 1 else _Summed.apply(x, ranks)

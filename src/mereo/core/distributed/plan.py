@@ -115,7 +115,7 @@ class Plan:
 
 
 def keep(ctx: Any, plan: Plan, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Keep what the backward pass of a scheme needs; its results, `out` in the type of the queries."""
+    """Keep the tensors that the backward pass of a scheme needs; its results, `out` in the type of the queries."""
     out = out.to(q.dtype)
     ctx.plan = plan
     ctx.save_for_backward(q, k, v, out, lse)

@@ -14,9 +14,9 @@ from mereo.core.distributed.plan import Plan, keep
 
 
 def head_groups(heads: int, bytes_per_head: int, least: int = 2**20, parts: int = 8) -> Iterator[slice]:
-    """Groups of heads that travel together: an eighth of them, but more where that is less than a MiB.
+    """Groups of heads that travel together: an eighth of them, or more if that is less than a MiB.
 
-    What travels is held several times. In small groups this adds little to what a process holds anyway.
+    Tensors in transit are held several times. In small groups this adds little to what a process holds anyway.
     """
     together = max(1, heads // parts, -(-least // max(bytes_per_head, 1)))
     for first in range(0, heads, together):
@@ -26,8 +26,8 @@ def head_groups(heads: int, bytes_per_head: int, least: int = 2**20, parts: int 
 class _Buffers:
     """A few flat buffers, for the keys and values, and their gradients, that are here and that arrive.
 
-    They serve one group of heads after the other, and so does each step: what is allocated again and again in other
-    sizes leaves holes in memory.
+    They are reused for one group of heads after the other, and in every step: repeated allocation in other sizes would
+    fragment memory.
     """
 
     def __init__(self, plan: Plan, k: Tensor, v: Tensor, groups: list[slice], count: int, dtype: torch.dtype) -> None:

@@ -1,4 +1,4 @@
-"""Gradients that can be differentiated again, for what is computed by operations whose own gradients cannot.
+"""Gradients that can be differentiated again, for operations whose own gradients cannot.
 
 A compiled operator, ours or PyTorch's fused attention, has a backward pass and no derivative of that. A backward pass
 with create_graph=True therefore goes through the plain operations that it stands for.

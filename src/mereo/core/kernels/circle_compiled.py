@@ -104,7 +104,7 @@ def _everyone(x: Tensor, circle: Circle) -> Tensor:
 
 
 def _add_of_everyone(tensors: tuple[Tensor, ...], circle: Circle, scale: float) -> None:
-    """Add what the senders that everyone attends to have to do with the gradients, a few queries at a time."""
+    """Add the gradients through the senders that every query attends to, a few queries at a time."""
     q, k, v, grad, _, out, lse, dq, dk, dv = tensors
     keys, values = _everyone(k, circle), _everyone(v, circle)
     if keys.shape[2] == 0:

@@ -59,7 +59,7 @@ class Exchange:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Everything that may need a gradient, but for what `bias` uses."""
+        """Everything that may need a gradient, except the tensors of `bias`."""
         return (self.q, self.k, self.v) if self.table is None else (self.q, self.k, self.v, self.table)
 
     @property

@@ -70,7 +70,7 @@ def _blocks(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, before: Tensor, blo
     Q, K, V = (x.unflatten(2, (-1, block)) for x in (q, k, v))
     t, n = torch.arange(block, device=q.device), torch.arange(Q.shape[2] + 1, device=q.device)
     sums = (K * _powers(slopes, t.flip(0))[:, None, :, None]).transpose(-1, -2) @ V
-    decays = _powers(slopes, block * (n.unsqueeze(1) - 1 - n[:-1]))  # what is left of each sum before each block
+    decays = _powers(slopes, block * (n.unsqueeze(1) - 1 - n[:-1]))  # the remaining share of each sum before each block
     states = torch.einsum("hij,bhjde->bhide", decays, sums)
     states = states + _powers(slopes, block * n)[:, :, None, None] * before.unsqueeze(2)
     read = states[:, :, :-1] if watch is None else watch(states[:, :, :-1])

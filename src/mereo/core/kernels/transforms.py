@@ -19,7 +19,7 @@ def forward_mode() -> bool:
 
 
 def transformed() -> bool:
-    """Whether derivatives in another than reverse mode may be taken of what is computed now."""
+    """Whether the current computation may be differentiated in another than reverse mode."""
     return bool(torch._C._are_functorch_transforms_active()) or forward_mode()
 
 

@@ -87,7 +87,7 @@ class Mixture:
 
     @property
     def dimension(self) -> int:
-        """Of a child's pose, d."""
+        """The dimension of a child's pose, d."""
         return self.weight.shape[-2]
 
     def of_components(self, parents: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ MASKS = ("weighted-routing", "routing", "norm", "label", "none")
 """Which parents are decoded; see `CompetingCapsules`."""
 SCORES = ("types", "official")
 STEEPNESS, SMALLEST = 12.0, 0.01
-"""Of the weight exp(-12 rank / (parents - 1)) of a parent, and the weight below which it is 0."""
+"""Steepness of a parent's weight, exp(-12 rank / (parents - 1)), and the weight below which it is 0."""
 RARE, FREQUENT = 0.48, 1.92
 """Shares of wins, in units of 1 / parents, below and above which boosts change: 0.03 and 0.12 of 16 parents."""
 BOOST_STEP, DECAY = 0.1, 0.99

@@ -48,7 +48,7 @@ def dynamic_routing(
 
     Shapes: children (batch, senders, d_in), weight (receivers, senders, d_in, d_out) -> (batch, receivers, d_out).
 
-    In half precision, sums, softmax and squash are float32 and so, but for "plain", is all between input and output.
+    In half precision, sums, softmax and squash are float32, and except in "plain" all other intermediate results too.
     """
     check_steps(1, steps=steps)
     return route(Routing(DenseVotes(children, weight, tile=tile), Coupling("receivers"), steps), method)
@@ -81,8 +81,8 @@ class DynamicRouting(nn.Module):
         senders, receivers: how many children and parents.
         sender_dim, receiver_dim: their pose sizes.
         steps: evaluations of the couplings; 0 means no routing, see `coupling`.
-        coupling: the fixed coupling of `steps=0`: "unit" (every vote counts whole) or "uniform" (1 / receivers, which
-            is what one pass does).
+        coupling: the fixed coupling of `steps=0`: "unit" (every vote counts whole) or "uniform" (1 / receivers, as
+            in a single pass).
         leaky: softmax over the parents and one more that takes the votes which fit none.
         learned_prior: start from a learned b, (receivers, senders), instead of 0.
         bias: add a learned bias to each parent before squashing.

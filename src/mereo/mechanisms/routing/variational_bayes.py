@@ -21,7 +21,7 @@ from mereo.mechanisms.routing.matrix_routing import Clusters, ClusterVoteRouting
 from mereo.mechanisms.routing.vote_routing import vote_routing
 
 LEAST_SCORE = -1e30
-"""Of a vote far from every parent, so that it is shared out equally and not by a difference of infinities."""
+"""Score of a vote far from every parent, so that it is divided equally, not by a difference of infinities."""
 
 
 class BayesOptions(NamedTuple):

@@ -172,7 +172,7 @@ class LightningAttention(LinearScan):
     Shapes: tokens (batch, tokens, dim) -> (batch, tokens, dim); recorded states (batch, heads, blocks, dim, pose).
 
     `step(token, state)` takes one token, and `extend(tokens, state, mask)` several, where `mask` leaves
-    padding out; what they carry does not grow.
+    padding out; the state does not grow.
 
     Deviates: the decay of the released code by default; "paper" is the decay of the text, which forgets much faster.
 

@@ -32,7 +32,7 @@ def kept_capsules(capsules: Tensor, theta: float = 0.7, *, greedy: bool = False)
         number = torch.arange(capsules.shape[1], device=capsules.device)
         theirs, own = importance.unsqueeze(1), importance.unsqueeze(2)
         first = (theirs > own) | ((theirs == own) & (number < number.unsqueeze(1)))
-        rivals = alike & first  # (batch, capsule, what is more important and points alike)
+        rivals = alike & first  # (batch, capsule, more important capsule in a similar direction)
         kept = ~rivals.any(2)
         if greedy:
             # A capsule is decided once all that are more important are: the number of capsules bounds the passes.

@@ -260,7 +260,7 @@ class ParseCaps(CapsuleClassifier):
         return super().score(poses) * (self.dim**-0.5 if self.scaled else 1.0)
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
-        # Norms of capsules square what leaves the convolutions.
+        # Norms of capsules square the outputs of the convolutions.
         maps: Tensor = self.stages[index](bounded(inputs) if index == 1 else inputs)
         return maps
 

@@ -96,7 +96,7 @@ def _residual_blocks(index: int, inputs: int, outputs: int, stride: int) -> nn.S
 
 
 class MiddleCapsules(nn.Module):
-    """A convolution of capsules, each window routed by itself, and a batch norm of the poses but for "dynamic".
+    """A convolution of capsules, each window routed by itself, and a batch norm of the poses, except for "dynamic".
 
     Args:
         types, dim: of capsules, and their pose size.
@@ -221,7 +221,7 @@ class SelfRoutingCapsNet(_Stages, CapsuleClassifier):
         return head
 
     def neck(self, maps: list[Tensor]) -> Features:
-        """Poses (batch, capsules, pose) by type, row, column; but for "dynamic" also activations (batch, capsules)."""
+        """Poses (batch, capsules, pose) by type, row, column, and except in "dynamic" activations (batch, capsules)."""
         made, shape = self.primary(maps[-1]), (self.types, self.capsule_dim)
         poses, active = made[:, : shape[0] * shape[1]].unflatten(1, shape), made[:, shape[0] * shape[1] :].sigmoid()
         capsules: Any = (squash(poses, 2), None) if self.routing == "dynamic" else (poses, active)

@@ -40,7 +40,7 @@ class Library(ABC):
     """One library of networks.
 
     Attributes:
-        name: what stands before the colon.
+        name: the text before the colon.
         source: its address.
         splits: whether the classifier is held apart from the rest of the network.
     """

@@ -166,7 +166,7 @@ def _count_outputs(network: nn.Module, shape: tuple[int, int, int]) -> int:
     try:
         try:
             outputs = _outputs(network, shape)
-        except (NotImplementedError, RuntimeError):  # what needs values cannot run without them
+        except (NotImplementedError, RuntimeError):  # a layer that reads values cannot run without them
             like = next(network.parameters())
             with modes_kept(network), torch.no_grad():
                 outputs = network.eval()(torch.zeros(1, *shape, device=like.device, dtype=like.dtype))

@@ -232,7 +232,7 @@ class PointerNetwork(Network):
             wide = scores.to(accumulation_type(scores)).masked_fill(~allowed, -torch.inf)
             shares = wide.softmax(-1).to(scores.dtype)
         wide = shares.to(accumulation_type(shares))
-        # What is recorded is what acts: the loss sees the couplings. A probability of zero has a finite logarithm.
+        # The loss reads the couplings that are recorded. A probability of zero has a finite logarithm.
         return wide.clamp(min=torch.finfo(wide.dtype).tiny).log().to(shares.dtype)
 
     def score(self, memory: Memory, targets: Tensor) -> Tensor:

@@ -134,7 +134,7 @@ class OutlookAttention(nn.Module):
         return windows.reshape(-1, self.num_heads, self.kernel**2, windows.shape[-1])
 
     def _fold(self, sums: Tensor, rows: int, columns: int) -> Tensor:
-        """Add what the windows make of their cells: the adjoint of `_gather`."""
+        """Add the windows' outputs to their cells: the adjoint of `_gather`."""
         kernel, stride, first = self.kernel, self.stride, self.padding
         h, w = -(-rows // stride), -(-columns // stride)
         parts = sums.view(-1, h, w, self.num_heads, kernel, kernel, sums.shape[-1])

@@ -45,16 +45,16 @@ class HopfieldAttention(MultiHeadAttention):
         beta: inverse temperature; 1 / sqrt(dim / num_heads) by default.
         steps: retrievals in all, at least 1; one, with the default beta, is multi-head attention.
         context_dim: size of the context's tokens, if it differs from `dim`.
-        connected: project what values are made of as the keys are before it is projected to values, v = W_v W_k y.
-        norm: a layer norm each of states, of stored patterns and of what values are made of.
+        connected: project the inputs of the values like the keys first, v = W_v W_k y.
+        norm: a layer norm each of states, stored patterns and inputs of the values.
         qkv_bias, normaliser, attn_drop, proj_drop: see `MultiHeadAttention`.
 
     Shapes:
         tokens (batch, tokens, dim), context (batch, senders, context_dim), by default the tokens themselves;
-        values, what the values are made of, by default the context; mask as in `MultiHeadAttention`
+        values, the inputs of the values, by default the context; mask as in `MultiHeadAttention`
         -> (batch, tokens, dim).
 
-    Reads as: couplings[b, h, r, s] is how far stored pattern s is what state r means in head h, at each step.
+    Reads as: couplings[b, h, r, s] is the weight of stored pattern s in the update of state r in head h, at each step.
 
     Deviates: the steps are a fixed number, without the authors' stop at convergence; norms are off unless asked for.
 

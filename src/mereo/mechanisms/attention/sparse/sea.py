@@ -31,7 +31,7 @@ class SeaMaps(NamedTuple):
     """Intermediate results of SEA.
 
     Shapes: estimated (batch, heads, queries, columns), probabilities; kept bool of the same shape; mask bool (batch,
-        heads, queries, keys); couplings (batch, heads, queries, keys), what acts.
+        heads, queries, keys); couplings (batch, heads, queries, keys), as used.
     """
 
     estimated: Tensor

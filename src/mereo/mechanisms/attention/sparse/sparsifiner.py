@@ -335,7 +335,7 @@ class SparsifinerAttention(HostedAttention):
             raise UsageError(f"token_mask is {tuple(token_mask.shape)}; it must be {wanted}.")
         if self.phase == "reconstruction":
             if self.training:
-                self.predictor(q, k)  # for a loss on what it gives
+                self.predictor(q, k)  # for a loss on its output
             mask = None if token_mask is None else self._seen(token_mask)
             return attend(q, k, v, self.coupling, mask=mask).transpose(1, 2).flatten(2)
         best, counts = self._best(self.predictor(q, k), token_mask)
@@ -356,7 +356,7 @@ class SparsifinerAttention(HostedAttention):
         return self.attended(x, attn_mask, is_causal, token_mask)
 
     def maps(self, x: Tensor, token_mask: Tensor | None = None) -> SparsifinerMaps:
-        """The estimate, its coefficients and what is kept: (batch, tokens, dim) -> `SparsifinerMaps`."""
+        """The estimate, its coefficients and the kept pairs: (batch, tokens, dim) -> `SparsifinerMaps`."""
         q, k, _ = split_heads(self, x)
         approx = self.predictor(q, k)
         mask = self._mask(*self._best(approx, token_mask), token_mask)
