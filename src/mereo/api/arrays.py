@@ -22,7 +22,7 @@ NAME = "arrays"
 
 
 def class_numbers(labels: Sequence[Any], names: Sequence[str], network: str = "the network") -> Tensor:
-    """Labels as numbers of classes: by name, or, where they are no names, whole numbers as they are.
+    """Labels as class numbers: found by name, or, if they are whole numbers, unchanged.
 
     Args:
         labels: names or numbers.

@@ -70,7 +70,7 @@ class Comparison:
 
     @property
     def texts(self) -> list[str]:
-        """What is said below the tables, in paragraphs."""
+        """The text below the tables, in paragraphs."""
         parts = ([EXPLAINED] if self.measured else [], self.verdicts, self.notes)
         return ["\n".join(lines) for lines in parts if lines]
 
@@ -247,7 +247,7 @@ def _guessing(rows: Sequence[Row], measured: Mapping[str, Mapping[str, float | N
 
 
 def _protocol(rows: Sequence[Row], recipe: str | None, seeds: int) -> str:
-    """The settings of the runs in a line; where they differ between networks, all of them."""
+    """The settings of the runs in a line; if they differ between networks, all of them."""
     configs = [TrainConfig.from_yaml(RunFolder(row.run).config) for row in rows if row.run is not None]
     parts = [f"recipe {recipe}"] if recipe else []
     for name in SETTINGS:

@@ -150,7 +150,7 @@ def explain(
         target: in place of a class, a function from the outputs to one number for each image, (batch,), such as the
             mean of a map or the similarity of an embedding.
         out: folder for the files of the command, or a file NAME.png or NAME.html.
-        only: which files to write; all that the network supports where it is empty.
+        only: which files to write; all that the network supports if it is empty.
         keep: number of votes, strongest first, shown for each capsule of a parse tree.
         device: to run on; with "auto" a network in memory stays where it is.
         strict: whether an unreadable file is an error.

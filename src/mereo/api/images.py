@@ -136,7 +136,7 @@ def as_files(images: Any) -> Iterator[Files]:
 
 
 def thumbnail(image: Path | Image.Image, side: int = 96) -> bytes:
-    """A small PNG of an image; empty where it cannot be read any more."""
+    """A small PNG of an image; empty if it cannot be read any more."""
     try:
         with Image.open(image) if isinstance(image, Path) else nullcontext(image) as opened:
             small = ImageOps.exif_transpose(opened).convert("RGB")

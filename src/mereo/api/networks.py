@@ -49,7 +49,7 @@ def newest_run(output: Path = RUNS) -> Path:
 
 
 def _data(run: Path) -> str:
-    """The data of a run, from its configuration; the run's name where that cannot be read."""
+    """The data of a run, from its configuration; the run's name if that cannot be read."""
     try:
         return TrainConfig.from_yaml(run / "config.yaml").data
     except (UsageError, OSError):

@@ -185,7 +185,7 @@ def predict(
             [0, 1]; tensors (channels, height, width) or a batch of them; or a list of any of these. For a network that
             reads points, their files (.csv, .json, .npz), arrays (n, 2) or (sets, n, 2), or a list of these.
         top: classes of a prediction, the highest score first.
-        labels: whether the names of folders are labels: where they are names of classes, always, or never.
+        labels: whether the names of folders are labels: if they are names of classes, always, or never.
         out: folder for a table and pictures, or a file that ends in .csv; nothing is written when None.
         tta: average the scores over the image and changes of it, as in training.
         five_crop: average the scores over five crops of the image.

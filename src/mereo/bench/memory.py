@@ -105,7 +105,7 @@ def use_libraries(device: str) -> None:
 
 
 def smaller(suite: Suite, setting: Setting) -> Setting:
-    """The sizes of `--quick` where they are below those asked for."""
+    """The sizes of `--quick` if they are below those asked for."""
     small = {**suite.quick, **{axis: values[0] for axis, values in suite.quick_sweeps.items()}}
     sizes = dict(setting.sizes)
     for name, value in small.items():

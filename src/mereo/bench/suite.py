@@ -79,7 +79,7 @@ class Contender:
         role: "contender" is compared with the reference and may have a speed-up next to its name; "part" is a part of
             the reference and has a share of its time; "unchecked" cannot be compared and has no speed-up.
         needs: bytes it takes beyond its inputs, estimated from the sizes; 0 where unknown.
-        work: arithmetic and traffic of this formulation, where they differ from the task's.
+        work: arithmetic and traffic of this formulation, if they differ from the task's.
         exact: computes the relative error of its gradients in float64, compared with the reference's.
     """
 

@@ -61,7 +61,7 @@ class PredictOptions:
     """Folder for the predictions as a table and pictures, or a file that ends in .csv for the table only; for labelled
     images by default predictions, predictions-2, ..."""
     labels: Literal["auto", "folders", "none"] = "auto"
-    """Whether the names of folders are labels: auto (where they are names of classes), folders (an error if none is),
+    """Whether the names of folders are labels: auto (if they are names of classes), folders (an error if none is),
     none."""
     tta: bool = False
     """Test-time augmentation: average the scores over the image and 8 versions of it, augmented as in training."""
@@ -221,7 +221,7 @@ class CropsOptions:
 
 @dataclass(frozen=True)
 class ListOptions:
-    """List the entries whose name or description matches a pattern. A full name also prints details where there are
+    """List the entries whose name or description matches a pattern. A full name also prints details if there are
     any."""
 
     pattern: tyro.conf.Positional[str] = "*"

@@ -104,7 +104,7 @@ class Source(RawSplit):
     def decode(
         self, index: int, size: tuple[int, int], channels: int, out: npt.NDArray[np.uint8], *, reduce: bool
     ) -> None:
-        """Write the pixels of one image, and of its mask as a further channel where there are masks.
+        """Write the pixels of one image, and of its mask as a further channel if there are masks.
 
         Shapes: out uint8 (channels, *size), or (channels + 1, *size) with masks.
         """

@@ -446,7 +446,7 @@ class Recogniser:
         )
 
     def _training(self, images: Sequence[str]) -> list[str]:
-        """The names of the images without a suffix, of the training images where there are splits."""
+        """The names of the images without a suffix, of the training images if there are splits."""
         known = [file for file in images if "/" in file and split_of(file.partition("/")[0]) == "train"]
         return [PurePosixPath(file).stem for file in known or images]
 

@@ -163,7 +163,7 @@ def load_split(
 
     "whole" is for evaluating a network that was trained on other images: the test images of a path, else its
     validation images, or all images if it has no splits; for a named data set, the test images. With `unseen`, test
-    images at a path may be of classes that its training images do not have. `info` and `options` are as in `load_splits`.
+    images at a path may be of classes that its training images do not have. `info`, `options`: as in `load_splits`.
     """
     check_choice("split", split, ("train", "validation", "test", "whole"))
     wanted = Wanted(

@@ -48,7 +48,7 @@ of a mask have, with their least share."""
 
 
 class MaskClasses(NamedTuple):
-    """The classes of masks by name, with the colours that masks have where they are no indices."""
+    """The classes of masks by name, with the colours that masks have if they are no indices."""
 
     names: tuple[str, ...]
     colours: Colours = ()
@@ -132,8 +132,8 @@ def mask_classes(
 
     Args:
         masks: functions that open them.
-        named: the names in the order of the indices, where they are listed.
-        coloured: names and colours, where they are listed.
+        named: the names in the order of the indices, if they are listed.
+        coloured: names and colours, if they are listed.
         data: what the masks are of, for messages.
 
     Raises:

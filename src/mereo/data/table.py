@@ -351,7 +351,7 @@ def layout_of_rows(
         rows: of all splits.
         tree: of the files.
         where: the table, for messages.
-        named: the names of the classes of masks, where they are listed.
+        named: the names of the classes of masks, if they are listed.
         label: the column of the labels.
         evaluation, unseen: as in `read_table`.
     """

@@ -132,7 +132,7 @@ def write_comparison(
     verdicts: Sequence[str] = (),
     curves: Mapping[str, Curves] = MappingProxyType({}),
 ) -> list[Path]:
-    """comparison.md, .csv, .json and .png in a folder, with curves.png where there are curves.
+    """comparison.md, .csv, .json and .png in a folder, with curves.png if there are curves.
 
     Args:
         measured: further measurements by network.

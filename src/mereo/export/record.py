@@ -14,7 +14,7 @@ from mereo.training.results import read_results
 from mereo.training.run_folder import INCIDENTAL, RunFolder
 
 FILLED_IN = ("img_size", "in_chans", "augment", "mean", "std", "validation_fraction", "loss")
-"""Fields that a run fills in where they are left open."""
+"""Fields that a run fills in if they are not given."""
 STATED_FIRST = {"model", "data", "recipe"}
 CHOSEN = ("img_size", "epochs", "batch_size", "lr", "warmup_epochs", "augment", "sampler")
 """Fields that `mereo train` chooses from the data where no recipe is given, so that a command must state them."""

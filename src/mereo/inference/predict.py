@@ -230,7 +230,7 @@ def read_images(paths: Iterable[Path], model: VisionModel, *, strict: bool = Fal
 
 
 def class_names(model: VisionModel) -> tuple[str, ...]:
-    """Names of a model's classes; their numbers where it carries none."""
+    """Names of a model's classes; their numbers if it has none."""
     return model.class_names or tuple(str(i) for i in range(model.num_classes))
 
 

@@ -127,7 +127,7 @@ class MeanOverViews(VisionModel):
         return MeanOverViews(self.network.fuse(), self.views, self.count, self.changes, self.size)
 
     def unchanged(self, images: Tensor) -> Tensor:
-        """The images as the network takes them without views: their centre where they are larger."""
+        """The images as the network takes them without views: their centre if they are larger."""
         _, height, width = self.network.image_shape
         return five_crops((height, width))(images)[0]
 

@@ -25,7 +25,7 @@ class ConvNorm(nn.Sequential):
     """activation(norm(conv(x))), the convolution without a bias.
 
     Its entries are a convolution, a norm and, where given, an activation: `VisionModel.fuse` folds the first two. In
-    evaluation without gradients the weights are folded in each call, where that costs less than a pass over the maps.
+    evaluation without gradients the weights are folded in each call, if that costs less than a pass over the maps.
 
     Args:
         inputs, outputs: channels.

@@ -18,7 +18,7 @@ class DecoderBlock(nn.Module):
     Args:
         dim: of the tokens.
         mixer: a module tokens -> tokens, or the name of a mechanism that promises causality. It is called with the
-            tokens, and with the mask where it takes one; padding at the end changes no token before it.
+            tokens, and with the mask if it takes one; padding at the end changes no token before it.
         hidden_dim: of the channel mixer.
         dropout: of the branches, of hidden layers and of the couplings of a mechanism given by name, in training.
         activation: of the channel mixer, a `FeedForward`; None for `SimpleGLU`, with `SimpleRMSNorm` as the norms.

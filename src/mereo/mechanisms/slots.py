@@ -67,7 +67,7 @@ class Place:
         return self.prefix + self.size[0] * self.size[1]
 
     def heads_like(self, default: object) -> int:
-        """The number of heads: the one given, a mechanism's default where it divides the width, or the next less."""
+        """The number of heads: the one given, a mechanism's default if it divides the width, or the next less."""
         if self.heads is not None:
             return self.heads
         most = default if isinstance(default, int) else _MOST_HEADS

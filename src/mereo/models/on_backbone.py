@@ -121,7 +121,7 @@ class OnBackbone(VisionModel):
             self.backbone.load_state_dict(source.backbone.state_dict())
             return
         if not isinstance(self.backbone, FeatureMaps) or type(source) is not type(self.backbone.model):
-            raise UsageError(f"weights is {weights!r}, which belongs to {source.config['model']}; backbone is {name!r}.")
+            raise UsageError(f"weights is {weights!r}, which belongs to {source.config['model']}, not to {name!r}.")
         # Without classes, the backbone's classifier counts as one for other classes, and is not filled.
         fill(self.backbone.model, source.state_dict(), source.config, weights)
 

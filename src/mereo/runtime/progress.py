@@ -34,7 +34,7 @@ class Reporter:
         return sys.stdout if self.output == "stdout" else sys.stderr
 
     def say(self, line: str) -> None:
-        """Print one line, above the bar where there is one."""
+        """Print one line, above the bar if there is one."""
         if self.silent:
             return
         if self._bar is not None:

@@ -131,7 +131,7 @@ class Insertion:
 
 
 def stated_shape(model: nn.Module) -> tuple[int, tuple[int, int] | None]:
-    """Channels of the images of a network, and their height and width where it states them."""
+    """Channels of the images of a network, and their height and width if it states them."""
     listed = getattr(model, "image_shape", None) or (getattr(model, "pretrained_cfg", None) or {}).get("input_size")
     first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
     channels = first.in_channels if first is not None else listed[0] if listed else 3
@@ -309,7 +309,7 @@ def insert(
             each layer of self-attention, or names or shell-style patterns of modules.
         start: of the gains; 1 uses a gate as it is.
         replace: put it in place of each of these instead, which must give maps or tokens of the shape that they take.
-            What was there is not kept; the mechanism keeps its weights where it is made for that, such as MoH.
+            The layer that was there is not kept; the mechanism keeps its weights if it is made for that, such as MoH.
         img_size: of the image on which shapes are found out; by default what the network states, or 224.
         arguments: of the mechanism's constructor that the place does not fill in; `heads` sets its heads.
 

@@ -20,7 +20,7 @@ from mereo.tasks.base import Metrics, Objective, Seen, Settings, Task, csv_bytes
 from mereo.tasks.point_pictures import draw_points
 
 FAIL = 0.01
-"""Share of invalid answers above which their area or length says nothing."""
+"""Share of invalid answers above which area or length of the valid ones is not informative."""
 _DRAWN = 32
 
 

@@ -70,7 +70,7 @@ def sides_for(own: int, largest: int | None) -> list[int]:
 
     Args:
         own: side of the network.
-        largest: of the sides of the images, which are not enlarged where that can be avoided.
+        largest: of the sides of the images, which are not enlarged if that can be avoided.
     """
     if own <= LARGE:
         return [side for factor in LARGER if largest and (side := round(factor * own)) <= largest] + [own]
@@ -244,7 +244,7 @@ def choose(
     Args:
         config: with defaults where nothing is given.
         given: names of the fields that were given, by an option or in Python.
-        info: of the data, where that is known already.
+        info: of the data, if already known.
         by_clock: whether a training of given minutes follows a clock; otherwise its number of epochs is fixed here.
     """
     config.check()

@@ -6,7 +6,7 @@ from time import monotonic
 from mereo.training.config import TrainConfig
 
 HALVED = 10_000
-"""Steps after which the inverse schedule has half the rate, where decay_steps does not say."""
+"""Steps after which the inverse schedule has half the rate, by default of decay_steps."""
 WARMUP_SHARE = 0.2
 """Share of the given time after which the warm-up ends, even if its steps are not done."""
 SHORTEST = 0.25

@@ -255,7 +255,7 @@ class Trainer:
         return self.finish_epoch(epoch, sums, speed, elapsed, loading)
 
     def _plan_epochs(self, done: float) -> None:
-        """Plan the number of epochs anew, where it follows from a given time."""
+        """Plan the number of epochs anew, if it follows from a given time."""
         self.epochs = self.clock.epochs(done, self.config.epochs)
         self.report.expect(self.epochs * self.steps)
 

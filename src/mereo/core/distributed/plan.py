@@ -26,7 +26,7 @@ class Plan:
     Attributes:
         rows, columns: number of queries and of keys of each process; known once the processes have compared them.
         kernel: computes attention to a part of the keys.
-        coupling: makes the couplings where they are watched or no softmax; None for a softmax.
+        coupling: makes the couplings if they are watched or not a softmax; None for a softmax.
         watched: whether a process needs the couplings themselves, for which all gather keys and values.
     """
 

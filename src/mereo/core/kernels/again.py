@@ -37,7 +37,7 @@ def gradients_again(run: Callable[..., Tensor | Tensors], tensors: Tensors, grad
 
 
 class _Again(torch.autograd.Function):
-    """What was computed, whose gradient is passed on as it is, or made anew where it will be differentiated again."""
+    """The computed value; its gradient is passed on as it is, or made anew if it will be differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, run: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:

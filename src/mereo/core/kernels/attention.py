@@ -17,7 +17,7 @@ from mereo.core.votes import SameVotes
 from mereo.errors import check_finite
 
 FEW_PAIRS = 2**18
-"""Pairs of receivers and senders up to which the map of couplings of a head is made where that is faster."""
+"""Pairs of receivers and senders up to which the map of couplings of a head is made if that is faster."""
 
 
 @dataclass(slots=True)

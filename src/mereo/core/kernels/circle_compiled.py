@@ -156,7 +156,7 @@ attend_compiled.register_autograd(_rule, setup_context=_save)
 def run(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, topology: ImageCircle, scale: float, with_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The output of each image token, and log sum exp of its scores, without a gradient, where it is wanted."""
+    """The output of each image token, and log sum exp of its scores, without a gradient, if it is wanted."""
     circle = topology.circle
     out, lse = attend_compiled(q, k, v, numbers_of(circle), float(circle.radius), scale)
     return out, lse if with_lse else None

@@ -208,7 +208,7 @@ METHODS: dict[str, tuple[Callable[[Exchange], Result], Callable[[Exchange], str 
 
 
 def exchange(given: Exchange, method: str = "auto") -> Result:
-    """The output of each receiver, (batch, heads, receivers, pose), and log sum exp of its scores where it is wanted.
+    """The output of each receiver, (batch, heads, receivers, pose), and log sum exp of its scores if it is wanted.
 
     Args:
         method: "auto", or a row of METHODS.

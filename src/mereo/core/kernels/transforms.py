@@ -34,7 +34,7 @@ def inside_backward() -> bool:
 
 
 def traced_for_onnx() -> bool:
-    """Whether torch.onnx traces now. Nothing does where it is not imported, and it is not imported for this."""
+    """Whether torch.onnx traces now; False without an import of it, which this does not cause."""
     traces = not torch.compiler.is_compiling() and "torch.onnx" in sys.modules
     return traces and torch.onnx.is_in_onnx_export()
 

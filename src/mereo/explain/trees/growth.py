@@ -45,9 +45,9 @@ def parse_trees(
         observation: from `observe`.
         classes: which class to explain for each image, int64 (batch,); the predicted one when None.
         keep: votes kept for each capsule, the strongest in absolute value; votes of strength 0 are never kept.
-        rivals: number of other classes shown next to the explained one: the true class first, where it is known, then
+        rivals: number of other classes shown next to the explained one: the true class first, if it is known, then
             the longest.
-        true_labels: the class of each image, int64 (batch,), -1 where it is not known; None for none.
+        true_labels: the class of each image, int64 (batch,), -1 if it is not known; None for none.
         images: of the observation, to measure what hiding each patch does; None leaves that out.
 
     observation = mereo.explain.observe(model, images)

@@ -32,7 +32,7 @@ class Children:
 
     Attributes:
         poses: V, (batch, children, d).
-        directions: D where they were given apart from the poses, (batch, children, d); None for V / |V|.
+        directions: D if they were given apart from the poses, (batch, children, d); None for V / |V|.
         inverse_lengths: 1 / |V|, 0 where there is no direction, (batch, 1, children).
         squares: |V|^2, (batch, 1, children).
         directed: whether there is a direction, bool (batch, 1, children).

@@ -52,7 +52,7 @@ def apgd(target: Target, clean: Tensor, labels: Tensor, start: Tensor, budget: B
 
     Shapes: clean, start (batch, channels, height, width), labels int64 (batch,) -> like clean.
 
-    Deviates: returns the last point that was misclassified where there was one, as the authors' code does, and the
+    Deviates: returns the last point that was misclassified if there was one, as the authors' code does, and the
     point of the highest loss elsewhere.
 
     Reference: arXiv:2003.01690, algorithm 1.

@@ -87,7 +87,7 @@ class GAAM(nn.Module):
         self.gates = Signal("gates")
 
     def combined(self) -> tuple[Tensor, Tensor]:
-        """Precision (in units of 1 / var) and offset from the mean of each head's product of Gaussians: (heads) each."""
+        """The product of each head's Gaussians: precision in units of 1 / var, offset from the mean, (heads) each."""
         precisions = 1 / self.widths.square().clamp(min=LEAST_WIDTH**2)
         total = precisions.sum(1)
         return total, (precisions * self.offsets).sum(1) / total

@@ -44,7 +44,7 @@ class EMOptions(NamedTuple):
         inverse_temperature: of the activations, its final value.
         schedule: "rising", inverse_temperature (1 - 0.95^t) at step t, as the authors gave it; or "constant".
         variance_floor: added to every variance, because the vote of a single child has none.
-        floor: "added" or "clamped", where it is the least variance and larger ones stay as they are.
+        floor: "added" or "clamped", so that it is the least variance and larger ones stay as they are.
         renormalise: divide each child's shares by their sum, so that its activation no longer matters, as some public
             code does.
         cost_per_children: multiply the cost by 100 receivers / senders, so that one schedule fits layers with few and

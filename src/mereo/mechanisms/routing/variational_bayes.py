@@ -222,7 +222,7 @@ class ParentNorm(nn.BatchNorm1d):
 
 
 def _fitting(votes: WindowVotes, options: BayesOptions) -> Callable[[Tensor, bool], tuple[Posterior, Tensor | None]]:
-    """A function from weights to the posterior and, where they are wanted, the scores."""
+    """A function from weights to the posterior and, if they are wanted, the scores."""
     if options.covariance == "diagonal":
         return WithPriors(votes, options).fit
     dense = votes.dense().squeeze(1)

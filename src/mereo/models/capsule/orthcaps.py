@@ -26,7 +26,7 @@ ACTIVATIONS = ("squash", "relu_batch", "relu_layer")
 SHORTCUTS = ("repeat", "mix")
 DEEP = ((16, 2, 3), (16, 1, 3), (32, 2, 3), (32, 1, 3), (64, 2, 3), (64, 1, 3), (64, 1, 3))
 SHORTEST = 1e-5
-"""Length that a shorter capsule counts as where it is divided by its length."""
+"""Least length: a shorter capsule is divided by this in place of its length."""
 
 
 class CapsuleActivation(nn.Module):

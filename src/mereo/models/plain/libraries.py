@@ -51,7 +51,7 @@ class Library(ABC):
 
     @abstractmethod
     def names(self) -> list[str]:
-        """The names of its networks; UsageError where it is not installed."""
+        """The names of its networks; UsageError if it is not installed."""
 
     @abstractmethod
     def facts(self, network: str, tag: str | None = None) -> Facts:

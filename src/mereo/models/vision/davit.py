@@ -118,7 +118,7 @@ class Patches(nn.Module):
 
 
 class Stage(nn.Module):
-    """Halves the map where it is not the first, then units of a spatial block and a channel block."""
+    """Halves the map if it is not the first, then units of a spatial block and a channel block."""
 
     def __init__(self, downsample: nn.Module, blocks: list[DualBlock]) -> None:
         super().__init__()

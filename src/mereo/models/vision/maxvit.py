@@ -337,7 +337,7 @@ class MaxViT(VisionModel):
         self.reset_classifier(num_classes)
 
     def _window_for(self, sides: tuple[int, int], window_size: int | tuple[int, int] | None) -> Window:
-        """The windows for images of this size; UsageError where they do not divide its maps."""
+        """The windows for images of this size; UsageError if they do not divide its maps."""
         if window_size is None:
             window = (sides[0] // self.reduction, sides[1] // self.reduction)
         else:

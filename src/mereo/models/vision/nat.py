@@ -40,7 +40,7 @@ class NeighborhoodBlock(nn.Module):
 
 
 class Stage(nn.Module):
-    """Halves the map where it is not the first, then blocks.  Shapes: (batch, channels, rows, columns)."""
+    """Halves the map if it is not the first, then blocks.  Shapes: (batch, channels, rows, columns)."""
 
     def __init__(self, inputs: int | None, dim: int, blocks: list[NeighborhoodBlock]) -> None:
         super().__init__()

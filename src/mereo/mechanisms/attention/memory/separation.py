@@ -95,7 +95,7 @@ def top_k(k: int) -> Separation:
 
 
 def entmax(alpha: float) -> Separation:
-    """The sparse family: softmax at alpha = 1, sparsemax at 2; by sorting where that is known, else by bisection."""
+    """The sparse family: softmax at alpha = 1, sparsemax at 2; by sorting if that is known, else by bisection."""
     known = {1.0: "softmax", 1.5: "entmax15", 2.0: "sparsemax"}
     if alpha in known:
         return Coupling("senders", known[alpha])

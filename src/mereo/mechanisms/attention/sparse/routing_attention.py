@@ -43,7 +43,7 @@ def routing_attention(
     Args:
         k: keys; None if queries and keys are the same, and share their clusters.
         centroids: of the clusters of each head.
-        window: members of each cluster; all tokens where there are fewer.
+        window: members of each cluster; all tokens if there are fewer.
         causal: whether keys behind the query are left out. Which tokens are members still depends on all tokens, as in
             the paper.
         scale: factor of the scores; 1 / sqrt(dim) by default.

@@ -109,7 +109,7 @@ class SeaAttention(nn.Module):
         features: number of random features; int(D ln(D)) by default.
         scale: of the scores; D^-1/2 by default. Give 1 where queries are scaled already.
         method: "dense" attends with a mask over all keys, "lists" to lists of keys, "compiled" to runs of keys in C++
-            (CPU, float32, without gradients); "auto" takes "compiled" where it can run and "dense" elsewhere, but
+            (CPU, float32, without gradients); "auto" takes "compiled" if it can run and "dense" elsewhere, but
             "lists" where a recorded map would be too large.
 
     Shapes:

@@ -196,7 +196,7 @@ class SparsifinerAttention(HostedAttention):
         prefix: number of tokens before the patches, which attend to all keys.
         qkv_bias: biases of the projection to queries, keys and values.
         method: "dense" attends with a mask over all keys, "gather" to copies of the kept keys, "compiled" to runs of
-            keys in C++ (CPU, float32, without gradients); "auto" takes "compiled" where it can run, for many tokens of
+            keys in C++ (CPU, float32, without gradients); "auto" takes "compiled" if it can run, for many tokens of
             which few are kept, and else "dense".
         host: an attention layer whose projections are used, of `dim` and `num_heads`; new ones by default.
 

@@ -44,7 +44,7 @@ class Mix(nn.Module, ABC):
 
     @abstractmethod
     def product(self, tokens: Tensor, values: Tensor) -> Tensor:
-        """M(tokens) values, without the matrix where that is faster: (batch, tokens, dim) -> the same."""
+        """M(tokens) values, without the matrix if that is faster: (batch, tokens, dim) -> the same."""
 
     @abstractmethod
     def complexity(self, length: int, dim: int) -> int:

@@ -69,7 +69,7 @@ def mixing_matrix(
         how: "couplings": those that `record` shows. "jacobian": the norm of the derivative of token t's output by token
             s's input, which exists for every module. "auto": the matrix of a `TokenMixer`, else couplings where there
             are any.
-        name: of the coupling, where there are several; the last by default.
+        name: of the coupling, if there are several; the last by default.
         token_axes: see `token_jacobian`.
 
     Shapes: -> (batch, heads, receivers, senders); one head for a Jacobian; of a `TokenMixer` with a matrix for each

@@ -129,7 +129,7 @@ class AxialHorizontal(_Axial):
 
 @dataclass(frozen=True)
 class AxialRowMajor(_Axial):
-    """A token attends to its row, up to itself where it is causal, and to every other row, or every earlier one.
+    """A token attends to its row, up to itself if it is causal, and to every other row, or every earlier one.
 
     Of each row it takes the token of its own column, which has attended to the whole row before. The key of that region
     is learned from it (`project`); without that, it is the pooled key of the row.

@@ -27,7 +27,7 @@ class _Level(NamedTuple):
 
 
 def _siblings(x: Tensor, causal: bool) -> Tensor:
-    """For each block of a pair its sibling; where it is causal, of the second block only.
+    """For each block of a pair its sibling; if it is causal, of the second block only.
 
     Shapes: (batch, heads, blocks, any) -> (batch, heads, pairs, 2 or 1, any).
     """
