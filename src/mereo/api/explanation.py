@@ -265,7 +265,7 @@ def write(
 
 
 def _write_pointers(trained: Trained, paths: list[Path], out: Path, only: Sequence[str]) -> dict[str, list[Path]]:
-    """The couplings of a network of pointers for files of sets of points."""
+    """The couplings of a pointer network for files with sets of points."""
     if (single := _single_kind(out, only)) == "page" or set(only) - {"picture"}:
         what = "page" if single == "page" else next(kind for kind in only if kind != "picture")
         raise UsageError(f"only is {what!r}, and {trained.source} reads points, for which only the picture is drawn.")

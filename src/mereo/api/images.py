@@ -112,7 +112,7 @@ def as_files(images: Any) -> Iterator[Files]:
     Images in memory pass through the same decoder as files, so that the same picture gives the same prediction.
 
     Raises:
-        UsageError: for no images, for what are no images, and for a run or weights in the place of images.
+        UsageError: for no images, for other things than images, and for a run or weights in the place of images.
     """
     listed = list(_each(images))
     if not listed:

@@ -15,7 +15,7 @@ from mereo.data.stream import as_source
 
 COLOUR, GREY, TEXT = "photographs", "grey images", "text or drawings"
 SAMPLE, SIDE, MOST_PIXELS = 48, 128, 4e7
-"""Images that are looked at, the size at which they are, and pixels after which no further one is decoded."""
+"""Number of images that are decoded, their size, and number of pixels after which no further one is decoded."""
 COLOURLESS = 6.0
 """Mean distance between the channels of a pixel, of 255, below which images are grey."""
 NEAR, PLAIN_SHARE = 20, 0.65

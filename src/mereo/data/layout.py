@@ -57,7 +57,7 @@ def read_layout(
         options: what the user states of it.
 
     Raises:
-        UsageError: for what is none of the known layouts, or several.
+        UsageError: for a folder with none of the known layouts, or with several.
     """
     options = options or LayoutOptions()
     options.check()
@@ -162,7 +162,7 @@ class Recogniser:
             place = deeper or inside[0]
 
     def _splits(self, place: str) -> dict[str, str]:
-        """The folder of each split, as far as it has folders of classes; empty without splits outside of classes.
+        """The folder of each split that has folders of classes; empty without splits outside of classes.
 
         Raises:
             UsageError: for two folders of one split, such as val and valid: one would be left out.

@@ -14,7 +14,7 @@ class LayoutOptions(NamedTuple):
     Attributes:
         classes: where the classes of images in folders are: "top", the outermost folders; "leaf", the innermost ones;
             "path", the innermost ones with the folders around them; "name", the names of files up to their number;
-            "name:2", the second field of the names. "auto" decides by what is there, or refuses.
+            "name:2", the second field of the names. "auto" decides by the files, or refuses.
         label_column: of a table; None looks for the usual names.
         task: for which the images are; None if it follows from them.
     """

@@ -1,4 +1,4 @@
-"""Couplings of a network of pointers: at each step of its search the share of every point, and of the end."""
+"""Couplings of a pointer network: the share of every point, and of the end, at each step of its search."""
 
 from pathlib import Path
 from typing import Any

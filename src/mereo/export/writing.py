@@ -30,7 +30,7 @@ COARSE = 8 * 2**-8
 
 
 UNCHECKED = ".unchecked-"
-"""Start of the name of a folder of files that are not checked yet."""
+"""Prefix of the names of folders with unchecked files."""
 OF_ANY_INPUTS = ("torch", "hub")
 """Forms of networks that read something else than images."""
 CHECKED_SIZES = ((1, 3), (48, 48), (61, 90), (350, 200))

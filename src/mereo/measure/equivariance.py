@@ -156,7 +156,7 @@ def true_poses(
     batch_size: int = 256,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Pose of the capsule of the true class of every image, after a change of the images, and the classes.
+    """Poses of the true classes' capsules after a change of the images, and the classes.
 
     Shapes: -> (n, pose) float32 and int64 (n,), on the CPU.
     """

@@ -135,7 +135,7 @@ class OnBackbone(VisionModel):
         self.grad_checkpointing = enable
 
     def layer_depths(self) -> dict[str, int]:
-        """The layers of a backbone of mereo's, then one for what reads its maps, and the classifier last."""
+        """The layers of a backbone of mereo's, then one for the layers that read its maps, and the classifier last."""
         if not isinstance(self.backbone, FeatureMaps):
             return super().layer_depths()
         depths = {f"backbone.model.{name}": depth for name, depth in self.backbone.model.layer_depths().items()}

@@ -20,7 +20,7 @@ def parameter_groups(config: TrainConfig, objective: nn.Module, model: VisionMod
 
     Args:
         config: weight_decay, weight_decay_norm, layer_decay and pretrained are used.
-        objective: the model and what else is trained.
+        objective: the model and other trained modules.
         model: the network, which knows its layers.
     """
     if config.weight_decay_norm and config.layer_decay is None and not config.pretrained:

@@ -1,4 +1,4 @@
-"""Metrics of a run for other programs: Weights & Biases, MLflow and what else Accelerate knows by name.
+"""Metrics of a run for other programs: Weights & Biases, MLflow and other trackers that Accelerate knows by name.
 
 Nothing leaves the machine unless the environment says so: Weights & Biases writes offline into the run folder, and
 MLflow into a database beside it. TensorBoard events are written by `events.py`.

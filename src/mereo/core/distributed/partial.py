@@ -95,7 +95,7 @@ class Kernel:
 
 
 def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Add a part to what was attended so far, in place; parts and sums without any sender have an lse of -infinity.
+    """Add a part to the attention so far, in place; parts and sums without any sender have an lse of -infinity.
 
     lse' = log(e^lse + e^part_lse),   out' = out e^(lse - lse') + part e^(part_lse - lse')
 

@@ -37,7 +37,7 @@ class _Buffers:
         self.held = [k.new_empty(size, dtype=dtype) for _ in range(count)]
 
     def of(self, number: int, sender: int, heads: int, dtype: torch.dtype) -> Tensor:
-        """The part of a buffer for what belongs to that process."""
+        """The part of a buffer that belongs to that process."""
         size = self.plan.columns[sender] * self.batch * heads * sum(self.dims)
         return self.held[number].view(dtype)[:size]
 

@@ -73,7 +73,7 @@ def parse_trees(
 def with_effects(
     trees: Sequence[ParseTree], observation: Observation, images: Tensor, classes: Tensor
 ) -> list[ParseTree]:
-    """The trees with what hiding each of their patches does to the class above it, and how far the votes agree.
+    """The trees with the effect of hiding each patch on the class above it, and how far the votes agree.
 
     Args:
         trees: of the images of the observation.

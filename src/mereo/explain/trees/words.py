@@ -88,7 +88,7 @@ def _name(node: Node) -> str:
 
 
 def describe(tree: ParseTree, place: int) -> str:
-    """The facts of a node, from what it is to what votes for it."""
+    """The facts of a node, from its kind to its voters."""
     node, edge = tree.nodes[place], tree.above(place)
     facts = [f"class {node.name}" if node.kind == "class" else node.name]
     if node.box is not None:

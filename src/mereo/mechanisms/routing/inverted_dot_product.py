@@ -1,4 +1,4 @@
-"""Inverted dot-product attention routing: parents compete for a child whose vote agrees with what they are already.
+"""Inverted dot-product attention routing: parents compete for a child by the fit of its votes to their poses.
 
 Source: Tsai, Srivastava, Goh, Salakhutdinov 2020, arXiv:2002.04764, and the authors' code.
 Cost: the first pass is one product of children and transforms, 2 S R d^1.5 FLOPs an image with poses of d numbers; each

@@ -94,7 +94,7 @@ class OutlookAttention(nn.Module):
         return scores.reshape(-1, self.num_heads, self.kernel**2, self.kernel**2)
 
     def _means(self, maps: Tensor) -> Tensor:
-        """The mean over the cells of each stride, as far as they are inside the map."""
+        """The mean over the cells of each stride that are inside the map."""
         stride = self.stride
         if stride == 1:
             return maps

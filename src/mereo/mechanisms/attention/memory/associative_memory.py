@@ -127,7 +127,7 @@ def energy(
 
 @dataclass(frozen=True)
 class AssociativeMemory:
-    """A pair of functions that makes a memory, with what else it needs; call it as `retrieve`.
+    """A pair of functions that makes a memory, with its constants; call it as `retrieve`.
 
     Attributes:
         similarity, separation, beta, activation: see `retrieve`.
