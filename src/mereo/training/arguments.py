@@ -1,7 +1,7 @@
 """Values of arguments in Python, as the options of a command take them, and the checks that hold for both.
 
-Checked are empty words, NUL characters, numbers beyond 2^31, names of outputs, and that inputs are regular files. torch
-is not imported here, so that `--help` is quick.
+The checks cover empty words, NUL characters, numbers beyond 2^31, names of outputs, and whether inputs are regular
+files. torch is not imported here, so that `--help` is quick.
 """
 
 import inspect

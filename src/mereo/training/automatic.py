@@ -30,20 +30,20 @@ from mereo.training.setup import BLACK
 from mereo.training.trial_step import TrialStep
 
 MINUTES, MOST_MINUTES, IMAGES = 1.5, 20.0, 2500
-"""Time of a training by default: in proportion to the images, the least for up to this many."""
+"""Default minutes of a training: the least, for up to this many images, then in proportion to them, and the most."""
 LEAST_EPOCHS, ENOUGH_EPOCHS, ENOUGH_STEPS, AT_MOST = 15, 60, 2500, 10
-"""Epochs that a network needs to learn; epochs, or steps of few images, beyond which little is gained, and how many
-times these a training of a given time has at most."""
+"""Epochs that a network needs to learn; epochs, or steps if images are few, beyond which little is gained; and the
+largest multiple of these in a training with a given time."""
 EPOCHS_TO_ENLARGE, LARGER = 40, (2.0, 1.5)
 """Epochs of larger images that must fit for them to be chosen, and their sides divided by the network's image side."""
 LARGE, SMALLER, MULTIPLE = 64, (0.75, 0.5, 0.3), 32
-"""Networks of larger images get smaller ones, multiples of 32, where LEAST_EPOCHS of their own do not fit."""
+"""Networks for large images get smaller ones, multiples of 32, if LEAST_EPOCHS at their own size do not fit."""
 STEP, EVALUATION, EPOCH = 1.1, 0.35, 0.15
 """Times of a step and an evaluation, relative to a forward and backward pass; the other seconds of an epoch."""
 FASTER, TIMED_SECONDS = 0.8, 0.45
-"""bfloat16 is chosen where a step takes at most this share of its time; seconds spent on measuring that."""
+"""bfloat16 is chosen if a step takes at most this share of its time; seconds spent on measuring that."""
 FINE_TUNING, WARMUP_STEPS = 1 / 3, 20
-"""Factor of the rate where weights are given; steps of a warm-up at least."""
+"""Factor of the rate if weights are given; least steps of a warm-up."""
 SHOWN = 20
 """Classes that are listed by name."""
 

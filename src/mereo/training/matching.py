@@ -52,7 +52,7 @@ class Match:
             (batch, heads, receivers, senders) over all tokens, as `mereo.record` shows them.
         teacher: name of the teacher's layer or coupling.
         student: name in the student; the same by default.
-        student_what: of the student, if it is another kind, such as a layer that predicts couplings.
+        student_what: the student's kind, if it differs, such as a layer that predicts couplings.
         loss: "mse", "squares" (their sum), "kl", or a function (student, teacher) -> scalar. "kl" takes couplings as
             probabilities, along the axis that they are normalised over, and outputs and layers as logits.
         weight: factor of the term.

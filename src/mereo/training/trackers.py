@@ -40,7 +40,7 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 def _arguments(name: str, folder: RunFolder) -> dict[str, Any]:
-    """Arguments of the tracker of a run; it writes on this machine where the environment names no other place."""
+    """Arguments of the tracker of a run; it writes on this machine unless the environment names another place."""
     if name == "wandb":
         os.environ.setdefault("WANDB_MODE", "offline")
         return {"name": folder.path.name, "dir": str(folder.path)}
