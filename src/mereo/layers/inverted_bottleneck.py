@@ -24,7 +24,7 @@ Border = tuple[int, int, int, int]
 Weights = tuple[Tensor, Tensor, Tensor, Tensor]
 """Weights and biases of the expansion and of the depthwise convolution, with their norms folded in."""
 PART = 2**17
-"""Wide numbers that are made together (512 KiB in float32)."""
+"""Number of wide entries that are made at a time (512 KiB in float32)."""
 
 
 class InvertedBottleneck(nn.Module):

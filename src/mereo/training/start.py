@@ -95,7 +95,7 @@ def _follow_published(config: TrainConfig) -> TrainConfig:
 def start_from(model: VisionModel, weights: str) -> str:
     """Give a network the weights that a training starts from, and return a line on its new layers.
 
-    A network whose `part_with_weights` is another network takes weights of that other network too. Mechanisms that were inserted
+    A network whose `part_with_weights` is another network takes weights of that one too. Mechanisms that were inserted
     start with their own weights, unless the given weights are of a network that has them.
     """
     inserted = [each["args"] for each in model.config.get("surgery", ()) if each["name"] == "insert"]

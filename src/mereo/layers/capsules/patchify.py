@@ -36,7 +36,7 @@ def patch_grids(
 
 
 class PatchifyCapsules(nn.Module):
-    """Average-pool patches, project them, add where they are, normalise.
+    """Average-pool patches, project them, add their positions, normalise.
 
         u = LayerNorm( conv1x1( avgpool_p(f) ) + position )
 

@@ -41,7 +41,7 @@ def tensor_attention(
 
     Args:
         more: keys and values of further sets, alternating.
-        masks: bool, one for each set of keys, or None; a pair takes part where both of its senders do.
+        masks: bool, one for each set of keys, or None; a pair takes part if both of its senders do.
         scale: factor of the scores; 1 / dim by default, so that entries of size B give scores of size B^3.
         method: "auto", "streamed" (by blocks, never all scores at once), "exact", or "polynomial", an approximation in
             time linear in the number of tokens, see `polynomial_error`; it takes masks that are the same for all
