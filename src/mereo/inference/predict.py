@@ -70,7 +70,7 @@ def _found(
     in_folder: Callable[[Path], list[Path]],
     in_file: Callable[[Path], list[Path]],
 ) -> list[Path]:
-    """The files of paths, folders and globs, each once, in order; UsageError if there are none, or none for a pattern."""
+    """The files of paths, folders and globs, each once, in order; UsageError if a pattern or all give none."""
     listed: dict[Path, None] = {}
     for pattern in patterns:
         if pattern == "":  # which would be the working folder

@@ -150,6 +150,6 @@ def still_improving(history: Sequence[Mapping[str, Any]], task: Task, config: Tr
     if config.name is not None:
         command += ["--name", f"{config.name}-longer"]
     return (
-        f"{what} still rose, from {task.show(gain[0])} to {task.show(gain[1])} in the last epochs; to double the training:"
+        f"{what} still rose, from {task.show(gain[0])} to {task.show(gain[1])} in the last epochs; to go on:"
         f" {shlex.join(command)}"
     )

@@ -18,7 +18,7 @@ from mereo.mechanisms.gate.published import Names
 
 EPSILON = 1e-8
 LEAST_WIDTH = 1e-6
-"""Below which the width c of a Gaussian counts as this."""
+"""Least width c of a Gaussian; smaller ones count as this."""
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:

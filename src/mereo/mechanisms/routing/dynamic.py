@@ -90,8 +90,8 @@ class DynamicRouting(nn.Module):
 
     Shapes: children (batch, senders, sender_dim), mask (batch, senders) -> (batch, receivers, receiver_dim).
 
-    The votes are kept as a tensor only where someone needs the couplings (recording, intervening, exporting) or an
-    option does (detach_routing); see `dynamic_routing`, whose `method` the call takes too.
+    The votes are kept as a tensor only if the couplings are needed (for recording, intervening, exporting) or by an
+    option (detach_routing); see `dynamic_routing`, whose `method` the call takes too.
 
     Reads as: couplings[b, 0, r, s] is the share of its vote that child s gives to parent r.
 

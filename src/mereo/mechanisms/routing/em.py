@@ -20,7 +20,7 @@ from mereo.mechanisms.routing.matrix_routing import Clusters, ClusterVoteRouting
 from mereo.mechanisms.routing.vote_routing import vote_routing
 
 PRESENT = 1e-8
-"""Below this activation a child counts less and less, where responsibilities are renormalised."""
+"""Activation below which a child counts less and less, if responsibilities are renormalised."""
 
 
 class Cluster(NamedTuple):

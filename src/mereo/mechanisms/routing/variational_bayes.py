@@ -65,7 +65,7 @@ class Posterior(NamedTuple):
     """Parents as Gaussians over votes with unknown mean and precision, Lambda ~ Wishart(scatter^-1, freedom).
 
     Attributes:
-        total (batch, receivers): what the parent takes of all children.
+        total (batch, receivers): the sum of the weights of all children.
         mean (batch, receivers, pose): m, of the mean of the votes.
         scatter: Psi^-1, of shape (batch, receivers, pose), or (batch, receivers, pose, pose) for a full covariance.
     """

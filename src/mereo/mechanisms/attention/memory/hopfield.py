@@ -1,7 +1,7 @@
 """Hopfield layers: attention whose queries settle among the keys before they read the values.
 
 Source: Ramsauer et al. 2020, arXiv:2008.02217, and the authors' layers.
-Cost: of multi-head attention, with 2 N S D multiplications more for every further step.
+Cost: as multi-head attention, and 2 N S D multiplications for every further step.
 """
 
 import torch
@@ -34,7 +34,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     example=_example,
 )
 class HopfieldAttention(MultiHeadAttention):
-    """Retrieve, for each token, from the memory that a context is: states settle among the keys, then read the values.
+    """Retrieve, for each token, from a context as the memory: states settle among the keys, then read the values.
 
     q = W_q x,  k = W_k y,  v = W_v y (or W_v W_k y, connected);   steps - 1 times:  q <- softmax(beta q k^T) k;
     out = W_o [softmax(beta q k^T) v, ...] + b

@@ -43,7 +43,7 @@ def _pointwise(function: Callable[[Tensor], Tensor], normalise: bool) -> Separat
 
 
 def _competing(function: Callable[[Tensor], Tensor]) -> Separation:
-    """Scores against each other: one that is masked out competes with the lowest number there is."""
+    """Scores against each other: one that is masked out counts as the lowest possible number."""
 
     def separate(scores: Tensor, mask: Tensor | None = None) -> Tensor:
         wide = scores.to(accumulation_type(scores))

@@ -2,7 +2,7 @@
 
 Source: Wei, Duke, Jiang, Aarabi, Taylor, Shkurti 2023, arXiv:2303.13755.
 Cost: `attention_cost` counts multiply-adds; for DeiT-S 52 % of dense attention's with a quarter of the keys, and
-    117 % with nine tenths. What is saved shows where only kept pairs are computed and there are many tokens.
+    117 % with nine tenths. This saves time only if nothing but kept pairs is computed, and for many tokens.
 """
 
 import math
@@ -34,7 +34,7 @@ METHODS = ("auto", "dense", "gather", "compiled")
 COMPILED_FROM = 1000
 """Tokens from which the compiled pass over kept pairs is faster than a mask over all, at a quarter of the keys."""
 COMPILED_UP_TO = 0.3
-"""Share of the keys up to which it is."""
+"""Share of the keys up to which the compiled pass is faster."""
 
 
 class SparsifinerMaps(NamedTuple):
@@ -180,7 +180,7 @@ class SparsifinerAttention(HostedAttention):
     keep the b = ceil(keep n) largest entries of each row of A, and all keys for the class token;
     out = W_o [softmax over the kept keys(q k^T / sqrt(d)) v, ...] + b_o
 
-    What is kept has no gradient: the predictor learns from a teacher's attention, in the phase "reconstruction", in
+    The choice of keys has no gradient: the predictor learns from a teacher, in the phase "reconstruction", in
     which attention is dense. In the phase "sparse" its parameters are frozen.
 
     Args:

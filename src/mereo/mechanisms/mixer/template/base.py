@@ -55,7 +55,7 @@ class Mix(nn.Module, ABC):
         return length
 
     def apply(self, tokens: Any, values: Tensor | None = None) -> Any:
-        """`product(tokens, values)`; with a function only, what every module does: apply it to all submodules."""
+        """`product(tokens, values)`; with a function only, apply it to all submodules, as every module does."""
         return super().apply(tokens) if values is None else self.product(tokens, values)
 
     def forward(self, tokens: Tensor, values: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class TokenMixer(nn.Module):
     Args:
         mix: M.
         value: V, a module or function; the tokens themselves by default.
-        norm: what is done with the product, such as a norm, or the real part of complex numbers.
+        norm: a function of the product, such as a norm, or the real part of complex numbers.
         out: the projection of the output.
 
     Shapes: (batch, tokens, dim) -> (batch, tokens, dim of the values).

@@ -66,8 +66,8 @@ def mixing_matrix(
 
     Args:
         module: a `TokenMixer`, or any mechanism or layer whose inputs and outputs are tokens.
-        how: "couplings": those that `record` shows. "jacobian": the norm of the derivative of token t's output by token
-            s's input, which exists for every module. "auto": the matrix of a `TokenMixer`, else couplings where there
+        how: "couplings": as `record` shows them. "jacobian": the norm of the derivative of token t's output by token
+            s's input, which exists for every module. "auto": the matrix of a `TokenMixer`, else couplings if there
             are any.
         name: of the coupling, if there are several; the last by default.
         token_axes: see `token_jacobian`.

@@ -172,7 +172,7 @@ class PoolingMix(Mix):
     """The mean of the tokens around each (PoolFormer, arXiv:2111.11418): M is a band, rows sum to one.
 
     Args:
-        size: tokens of the window, odd; 1 is the identity. At the ends it has the tokens that are there.
+        size: tokens of the window, odd; 1 is the identity. At the ends of the sequence it is cut off.
     """
 
     depends_on_input = False

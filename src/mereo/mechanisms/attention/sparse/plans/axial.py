@@ -86,7 +86,7 @@ def _direct(given: Joint, image: _Image) -> list[tuple[Tensor, Tensor]]:
 class AxialVertical(_Axial):
     """A token attends to its row and its column, and to every other column as one region, without the own row.
 
-    Where it is causal: to its row up to itself, its column above, and the part of every other column above its row.
+    If causal: to its row up to itself, its column above, and the part of every other column above its row.
     """
 
     def over(self, given: Joint, image: _Image) -> Tensor:
@@ -107,7 +107,7 @@ class AxialVertical(_Axial):
 class AxialHorizontal(_Axial):
     """A token attends to its row and its column, and to the left and right part of every other row as two regions.
 
-    Where it is causal: to its row up to itself, its column above, and the two parts of every row above.
+    If causal: to its row up to itself, its column above, and the two parts of every row above.
     """
 
     def over(self, given: Joint, image: _Image) -> Tensor:

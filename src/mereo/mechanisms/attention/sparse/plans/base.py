@@ -26,7 +26,7 @@ class Joint:
         dropout: probability with which a weight of the joint softmax is dropped.
         project: for the plan that has learned keys of regions, values of regions (batch, heads, tokens, pose) -> keys
             (batch, heads, tokens, dim).
-        carried: what is mixed, (batch, heads, tokens, any); `v` unless it is given.
+        carried: the values that are mixed, (batch, heads, tokens, any); `v` unless it is given.
     """
 
     q: Tensor
