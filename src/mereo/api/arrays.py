@@ -27,7 +27,7 @@ def class_numbers(labels: Sequence[Any], names: Sequence[str], network: str = "t
     Args:
         labels: names or numbers.
         names: of the classes, in order.
-        network: what has these classes, for the message.
+        network: the network with these classes, for the message.
     """
     places = {name: number for number, name in enumerate(names)}
     numbers = []
@@ -68,12 +68,12 @@ def sorted_classes(labels: Sequence[Any]) -> list[Any]:
 def array_dataset(data: Any, validation_fraction: float | None = None, seed: int = 0) -> DatasetInfo:
     """A data set from images and labels, or images and masks, in memory, as `make_plan` takes it.
 
-    A fifth of the images is set aside for testing, the same as of a folder without test images.
+    A fifth of the images is set aside for testing, as for a folder without test images.
 
     Args:
         data: (images, labels), see `labelled`, or (images, masks), see `masked`.
         validation_fraction: hold out this fraction to choose the epoch and set nothing aside: those images, or
-            where it is 0 all of them, stand for the test images. None to divide as for a folder.
+            if it is 0 all of them, stand for the test images. None to divide as for a folder.
         seed: of the images that are held out.
     """
     if (pair := masked(data)) is not None:

@@ -139,12 +139,12 @@ def explain(
     device: str = "auto",
     strict: bool = False,
 ) -> Explanations:
-    """Explain predictions for images, as `mereo explain` does; files are written only where `out` is given.
+    """Explain predictions for images, as `mereo explain` does; files are written only if `out` is given.
 
     Args:
         model: a run folder, a weight file or the name of bundled weights; a network; what `mereo.train` returned; None
             for the newest run.
-        images: as of `mereo.predict`.
+        images: as for `mereo.predict`.
         classes: name or number of the class to explain, one for all images or one for each; the predicted one when
             None.
         target: in place of a class, a function from the outputs to one number for each image, (batch,), such as the
@@ -230,7 +230,7 @@ def write(
     Args:
         trained: the network, and its source, a file that must not be overwritten.
         paths: of the images or points.
-        out, only, keep, strict: as of `explain`.
+        out, only, keep, strict: as for `explain`.
         quiet: print no progress.
     """
     model, source = trained

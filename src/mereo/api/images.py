@@ -167,7 +167,7 @@ def pair_of(data: Any) -> tuple[Any, Any]:
 
 
 def stored_images(images: Any) -> Tensor:
-    """Images of one size as uint8 (n, channels, height, width); a folder of files is the form for other ones."""
+    """Images of one size as uint8 (n, channels, height, width); images of several sizes need a folder of files."""
     if not isinstance(images, np.ndarray | Tensor):
         listed = list(_each(images))
         pictures = [each for each in listed if not isinstance(each, str | Path)]

@@ -98,7 +98,7 @@ def trained_network(model: Any, device: str = "auto", *, points: bool = False, i
             your own; what `mereo.train` or `load_weights` returned; a fitted `mereo.ImageClassifier`; or None for the
             newest run, else the bundled digits.
         device: to run on; with "auto" a network stays where it is.
-        points: a network that reads points is as welcome.
+        points: accept a network that reads points too.
         images: what the network is used on; a network without a stated size gets the size of tensors and arrays.
     """
     source: Path | None = None

@@ -77,7 +77,7 @@ class Source(RawSplit):
         labels: of the images.
         masks: the masks under the same numbers; None for images without masks.
         classes: number of classes of the masks.
-        colours: of the classes, where masks are pictures in these colours.
+        colours: of the classes, if masks are pictures in these colours.
 
     Shapes: numbers int64 (n,), labels int64 (n,).
     """
@@ -198,7 +198,7 @@ class FileSplit(Source):
         labels: int64 (n,).
         masks: paths of the masks of the images; None for images without masks.
         classes: number of classes of the masks.
-        colours: of the classes, where masks are pictures in these colours.
+        colours: of the classes, if masks are pictures in these colours.
     """
 
     streamed = False

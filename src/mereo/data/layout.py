@@ -10,7 +10,7 @@ In this order:
     names of files       cat.1.jpg, Abyssinian_12.jpg
     boxes                are refused: there is no task for them, but `mereo crops`
 
-What is stated by `LayoutOptions` is not guessed. Nothing is trained on that fits none of these.
+Facts that `LayoutOptions` states are not guessed. A folder that fits none of these is refused.
 """
 
 import re
@@ -40,9 +40,9 @@ _CAMERAS = {"img", "image", "dsc", "dscn", "dscf", "pxl", "mvimg", "gopr", "phot
 """Words before a number in names of files that are of a camera or a program."""
 _NUMBERED = re.compile(r"(\D*[^\W\d_])[\s_.(-]*\d+\)?")
 _IDENTITY = re.compile(r"(-?\d+)_c\d+")
-"""Names of images of persons or vehicles, as of Market-1501: identity, camera, ..."""
+"""Names of images of persons or vehicles, as in Market-1501: identity, camera, ..."""
 _JUNK = ("-1", "0000")
-"""Identities of Market-1501 that are none."""
+"""Identities in names of Market-1501 that stand for nobody."""
 
 
 def read_layout(
@@ -196,7 +196,7 @@ class Recogniser:
     # -- masks and tables
 
     def _masks(self) -> Layout | None:
-        """Images with masks; where folders of classes fit too, the task decides."""
+        """Images with masks; if folders of classes fit too, the task decides."""
         contents, task = self.contents, self.options.task
         folders = contents.with_images(self._place())
         classes = len(folders) > 1 and not any(is_part(name_of(folder)) for folder in folders)
@@ -302,7 +302,7 @@ class Recogniser:
         return classes
 
     def _splits_inside(self, place: str) -> dict[str, dict[str, list[str]]]:
-        """The files of each class of each split, where splits are inside of all classes; empty for other folders."""
+        """The files of each class of each split, if splits are inside of all classes; empty for other folders."""
         contents = self.contents
         splits: dict[str, dict[str, list[str]]] = defaultdict(dict)
         for folder in contents.with_images(place):
@@ -339,7 +339,7 @@ class Recogniser:
         self.left_out += [f"{name_of(f)}/ ({contents.describe(f)})" for f in others]
 
     def _check_parts(self, place: str, reasons: Sequence[UsageError]) -> None:
-        """UsageError where folders are parts of a data set rather than classes, by their names."""
+        """UsageError if folders are parts of a data set rather than classes, by their names."""
         names = [name_of(folder) for folder in self.contents.with_images(place)]
         parts = [name for name in names if is_part(name)]
         several = len({split_of(name) for name in parts} - {None}) > 1
@@ -356,7 +356,7 @@ class Recogniser:
             )
 
     def _check_nested(self, place: str, *, warned: bool) -> None:
-        """UsageError where folders hold folders rather than images, or data sets; a warning where one may.
+        """UsageError if folders hold folders rather than images, or data sets; a warning if one may.
 
         A folder is a data set if it has splits, or a folder named like another class. Folders that hold only folders of
         images are nested classes or data sets if there are several, unless other classes hold images themselves and the

@@ -106,7 +106,7 @@ def load_splits(
         data: a name of `list_datasets()`, or the path of an image folder, of a .zip archive of one, or of a .csv table
             with the columns path, label and maybe split; or of a file or folder of text.
         root: folder of named data sets; when None, the environment variable MEREO_DATA or else the folder data.
-        img_size: height and width of the images that the model takes, or one number for both; of other data None.
+        img_size: height and width of the images that the model takes, or one number for both; None for other data.
         length: number of tokens or points that the model takes, None for images: a path is then one of text.
         in_chans: channels of the images, 1 or 3; the channels of the data set when None.
         crop_pct: side of the model's image over side of the stored one; below 1 batches are cropped.

@@ -134,7 +134,7 @@ def mask_classes(
         masks: functions that open them.
         named: the names in the order of the indices, if they are listed.
         coloured: names and colours, if they are listed.
-        data: what the masks are of, for messages.
+        data: the name of the data, for messages.
 
     Raises:
         UsageError: for masks of fewer than two classes, and for colours that are not listed.
@@ -170,7 +170,7 @@ def mask_classes(
 def _levels(masks: Iterable[Callable[[], BinaryIO]]) -> set[int]:
     """The indices in masks; a mask that cannot be read is skipped here, and reported when it is read.
 
-    Black and white where nearly all pixels are one of the two and the others are of lossy files or of smooth edges.
+    Black and white if nearly all pixels are one of the two and the others are of lossy files or of smooth edges.
     """
     counts, lossy = np.zeros(VOID + 1, np.int64), False
     with ThreadPoolExecutor() as pool:

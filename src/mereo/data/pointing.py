@@ -1,4 +1,4 @@
-"""What pointers to points mean: polygons, tours and triangles, each in one form, and how to find them exactly.
+"""Answers as pointers to points: polygons, tours and triangles, each in one form, and how to find them exactly.
 
 Pointers are numbers from 1; 0 is the end of a sequence, and behind it is padding.
 """

@@ -85,7 +85,7 @@ def array_split(images: Any, labels: Any) -> RawSplit:
     """A split of uint8 (n, c, h, w) and any whole numbers (n,), as arrays or tensors.
 
     Raises:
-        ValueError: where the counts differ.
+        ValueError: if the counts differ.
     """
     if len(images) != len(labels):
         raise ValueError(f"{len(images)} images but {len(labels)} labels")

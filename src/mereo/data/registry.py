@@ -152,8 +152,8 @@ def _read_option(option: str, text: str, default: Any) -> Any:
 
 
 def find_dataset(data: str) -> DatasetInfo | None:
-    """The facts of a registered data set, such as "mnist" or, with options, "multimnist:max_shift=6"; None for what is
-    no name of one.
+    """The facts of a registered data set, such as "mnist" or, with options, "multimnist:max_shift=6"; None for any
+    other name.
 
     Raises:
         UsageError: for an option that the data set does not have, and a value that it does not take.

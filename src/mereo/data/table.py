@@ -39,7 +39,7 @@ BOXES = ({"xmin", "ymin", "xmax", "ymax"}, {"x1", "y1", "x2", "y2"})
 _LOOKED_FOR = 1000
 """Number of images of a table that are checked for existence at once."""
 _MOST_LISTED = 500_000
-"""Files below the folder of a table that are listed where its paths do not exist."""
+"""Files below the folder of a table that are listed if its paths do not exist."""
 _DELIMITERS = ",;\t"
 _ABOUT = frozenset({"id", "ids", "user", "annotator", "date", "time", "url", "source", "index", "width", "height"})
 """Words in the names of columns that are no labels."""
@@ -300,7 +300,7 @@ def table_images(path: Path) -> dict[Path, str]:
 
 
 def _check_there(path: Path, files: Sequence[str]) -> None:
-    """UsageError for a table whose images do not exist: of a long one, some are looked for, evenly spread.
+    """UsageError for a table whose images do not exist: for a long one, some are looked for, evenly spread.
 
     Images that only some rows lack are reported when they are read.
     """
