@@ -43,7 +43,7 @@ class Peak:
 
 
 def limit_memory(extra: int, device: str) -> None:
-    """Let allocations fail beyond `extra` bytes above what is allocated now, where the system can."""
+    """Let allocations fail beyond `extra` bytes above the present allocation, if the system supports it."""
     if device.startswith("cuda"):
         import torch
 

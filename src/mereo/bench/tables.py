@@ -39,7 +39,7 @@ def _mebibytes(m: Measurement) -> str:
 
 
 def _two(form: str, by_wall: float, by_cpu: float | None) -> str:
-    """A ratio by wall time, and the same by CPU time where that measures the work."""
+    """A ratio by wall time, and the same by CPU time if that measures the work."""
     shown = _percent if form == "share" else "{:.2f}x".format
     return shown(by_wall) if by_cpu is None else f"{shown(by_wall)} ({shown(by_cpu)})"
 

@@ -90,7 +90,7 @@ class PredictOptions:
 class ExplainOptions:
     """Show which parts of an image a prediction rests on. Writes a folder.
 
-    The folder holds the scores of the classes and gradients with respect to the image, and, where the network has them,
+    The folder holds the scores of the classes and gradients with respect to the image, and, if the network has them,
     couplings drawn over the images, attention (what the class token and a cell attend to, by layer), parse trees (which
     part voted for which capsule) as pictures and as an HTML page, and decoder reconstructions for a range of poses.
 
@@ -123,7 +123,7 @@ class ExplainOptions:
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Evaluate trained networks: accuracy and errors first, then what is asked for, with progress. Writes a folder.
+    """Evaluate trained networks: accuracy and errors first, then other requested ones, with progress. Writes a folder.
 
     Examples:
       mereo evaluate                                  the newest run on the data it was trained on
@@ -262,7 +262,7 @@ class ExportOptions:
     preprocess: bool = False
     """With --to onnx, write model.pixels.onnx as well, which includes the preprocessing: it takes uint8 pixels (batch,
     height, width, 3) in RGB of images of any size, turned by their EXIF tag, and gives the scores of mereo predict,
-    and its probabilities where the weights are calibrated."""
+    and its probabilities if the weights are calibrated."""
     out: Path = Path("exported")
     """Folder to write, or the file of one form: NAME.onnx or NAME.pt2."""
     license: str | None = None

@@ -94,7 +94,7 @@ class Preprocessing(nn.Module):
 
 
 class FromPixels(nn.Module):
-    """A network behind its preprocessing, with the probabilities of `mereo predict` where its weights are calibrated.
+    """A network behind its preprocessing, with the probabilities of `mereo predict` if its weights are calibrated.
 
     Shapes: uint8 (batch, height, width, 3) in RGB -> (batch, classes), scores or a pair of scores and probabilities.
     """

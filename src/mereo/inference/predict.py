@@ -235,7 +235,7 @@ def class_names(model: VisionModel) -> tuple[str, ...]:
 
 
 def task_of(model: VisionModel) -> Task:
-    """The task that a model was trained for; where its weights name none, the first for networks of its kind."""
+    """The task that a model was trained for; if its weights name none, the first for networks of its kind."""
     options = model.metadata.get("task_options", {})
     if not isinstance(options, dict):
         raise UsageError(f"task_options of the weights is {options!r}; it must be a table of names and values.")

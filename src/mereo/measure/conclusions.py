@@ -1,4 +1,4 @@
-"""The first answers of an evaluation in words: whether a network predicts at all, its errors, what couplings do."""
+"""The first answers of an evaluation in words: whether a network predicts at all, its errors, effects of couplings."""
 
 import math
 import statistics

@@ -40,7 +40,7 @@ class PoseChange(NamedTuple):
 
     Attributes:
         amount: degrees, or percent of the width.
-        linear, unmoved, permuted: R^2 of the three fits over all classes; NaN where a class has too few images.
+        linear, unmoved, permuted: R^2 of the three fits over all classes; NaN if a class has too few images.
         by_class: R^2 of the linear fit of each class that has enough images.
         length: mean over the images of the capsule's length after the transform over that before.
         angle: mean angle in degrees between the pose after and before.

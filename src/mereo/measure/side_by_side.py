@@ -37,7 +37,7 @@ class Measured:
         corruption: mean accuracy over the corruptions in MILD.
         attack: accuracy under PGD.
         chance: accuracy of predictions that do not depend on the images; None with fewer than two classes among them.
-        couplings: what replacing its couplings does; None without couplings.
+        couplings: the effect of replacing its couplings; None without couplings.
     """
 
     images: int
@@ -158,7 +158,7 @@ def verdict(
 
 
 def coupling_line(name: str, one: Measured) -> str | None:
-    """A line on what replacing couplings does; None for a network without couplings, or one that guesses."""
+    """A line on the effect of replacing couplings; None for a network without couplings, or one that guesses."""
     if one.couplings is None or one.at_chance:
         return None
     effect = one.couplings

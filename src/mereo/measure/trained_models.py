@@ -149,7 +149,7 @@ def _resolved(data: str, root: str | None) -> Path:
 
 
 def is_own(config: TrainConfig | None, data: str, root: str | None) -> bool:
-    """Whether a run was trained on this data, also where its path is written in another way."""
+    """Whether a run was trained on this data, even if its path is written in another way."""
     if config is None or is_dataset(config.data) or is_dataset(data):
         return config is not None and config.data == data
     if PREFIX in (config.data[: len(PREFIX)], data[: len(PREFIX)]):

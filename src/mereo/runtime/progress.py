@@ -16,7 +16,7 @@ class Reporter:
 
     Args:
         silent: print nothing.
-        output: where lines and the bar go: "stderr", so that results can be piped, or "stdout".
+        output: the stream of lines and the bar: "stderr", so that results can be piped, or "stdout".
         patience: without a terminal, seconds between two lines of progress.
     """
 

@@ -95,7 +95,7 @@ def make_theirs(name: str) -> nn.Module:
 
 
 def make_ours(name: str) -> VisionModel:
-    """Our network with the weights that timm's has from the same random numbers; its own where timm has none."""
+    """Our network with the random weights of timm's; with its own if timm has no such network."""
     if why_not_timm(name) is None:
         model = cast(VisionModel, convert(make_theirs(name)))
     else:
@@ -161,7 +161,7 @@ def adopt(factory: Callable[..., Any], setting: Setting) -> Callable[[Mode], Wor
 
 
 def contenders(setting: Setting) -> tuple[Contender, ...]:
-    """Timm eager, channels-last and compiled, then ours eager, fused and compiled; ours first where timm has none."""
+    """Timm eager, channels-last and compiled, then ours eager, fused and compiled; ours first if timm has none."""
     name, device = setting.word("model"), setting.device
     ours_only = why_not_timm(name) is not None
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from mereo.core.squash import accumulation_type
 
 BLOCK = 1024
-"""Queries whose scores are held at once where nothing fused runs."""
+"""Number of queries whose scores are held at once without a fused operator."""
 
 _FUSED_TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 

@@ -1,4 +1,4 @@
-"""One call of distributed attention: what all processes agreed on, and attention to the parts of a sequence."""
+"""One call of distributed attention: the arguments, agreed on by all processes, and attention to parts of a sequence."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -103,7 +103,7 @@ class Plan:
         return attend(q, k, v, coupling, scale=self.kernel.scale), None
 
     def coupled(self, q: Tensor, k: Tensor, v: Tensor, mine: Tensor | None) -> Result:
-        """Attention to the keys of all by the couplings themselves; `mine` is where the queries are, if causal."""
+        """Attention to all keys by the couplings themselves; `mine` are the positions of the queries, if causal."""
         coupling = Coupling("senders") if self.coupling is None else self.coupling
         mask = None if mine is None else mine.unsqueeze(1) >= torch.arange(k.shape[2], device=q.device)
         out = attend(q, k, v, coupling, mask=mask, scale=self.kernel.scale)

@@ -99,7 +99,7 @@ class Ring(torch.autograd.Function):
         buffers = _Buffers(plan, k, v, groups, 3 if ranks.size > 1 else 2, wide)
         for heads in groups:
             given = [None if x is None else x[:, heads] for x in (grad, grad_lse, q, out, lse)]
-            # Numbers of buffers: the keys and values that are here, the sums of their gradients, and what comes.
+            # Numbers of buffers: the keys and values that are here, the sums of their gradients, and arriving ones.
             count, own, summed, free = heads.stop - heads.start, 0, 1, 2
             here, total = buffers.pack(own, k[:, heads], v[:, heads]), buffers.of(summed, ranks.rank, count, wide)
             total.zero_()

@@ -114,7 +114,7 @@ def attend(
     tiles: Topology | None = None,
     method: str = "auto",
 ) -> Tensor:
-    """combine(couple(agree)): what each query becomes.
+    """combine(couple(agree)): the output for each query.
 
     Args:
         coupling: makes the couplings; while it is watched, the plain path runs.

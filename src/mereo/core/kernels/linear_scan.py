@@ -42,7 +42,7 @@ def _start(q: Tensor, v: Tensor, state: Tensor | None) -> Tensor:
 
 
 def parallel(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, state: Tensor | None) -> Result:
-    """((Q K^T) * M) V with M_ts = lam^(t-s) for s <= t, and what the state before adds."""
+    """((Q K^T) * M) V with M_ts = lam^(t-s) for s <= t, and the contribution of the state before."""
     before = _start(q, v, state)
     Q, K, V, slopes = (x.to(before.dtype) for x in (q, k, v, slopes))
     t = torch.arange(q.shape[2], device=q.device)

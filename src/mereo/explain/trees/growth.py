@@ -48,7 +48,7 @@ def parse_trees(
         rivals: number of other classes shown next to the explained one: the true class first, if it is known, then
             the longest.
         true_labels: the class of each image, int64 (batch,), -1 if it is not known; None for none.
-        images: of the observation, to measure what hiding each patch does; None leaves that out.
+        images: of the observation, to measure the effect of hiding each patch; None leaves that out.
 
     observation = mereo.explain.observe(model, images)
     tree = mereo.explain.parse_trees(observation)[0]
@@ -77,7 +77,7 @@ def with_effects(
 
     Args:
         trees: of the images of the observation.
-        observation, images: what was observed, and its images in [0, 1].
+        observation, images: the observation, and its images in [0, 1].
         classes: that are explained, int64 (batch,).
     """
     tested = None

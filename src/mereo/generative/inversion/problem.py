@@ -72,7 +72,7 @@ class Mixture:
     """Transforms and the parameters of the densities.
 
     Attributes:
-        weight: T as (components, children, d, e), or (components, d, e) where all children share them.
+        weight: T as (components, children, d, e), or (components, d, e) if all children share them.
         sigma, kappa, log_prior: broadcastable to (components, children).
         owner: the parent of each component, (components,); None if every component is a parent of its own.
         parents: the number of parents.

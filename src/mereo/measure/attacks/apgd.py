@@ -48,7 +48,7 @@ def apgd(target: Target, clean: Tensor, labels: Tensor, start: Tensor, budget: B
         clean: images in [0, 1].
         labels: the true classes.
         start: the first point, inside the ball.
-        budget: epsilon, steps, and step_size where the first is not 2 epsilon.
+        budget: epsilon, steps, and step_size if the first one is not 2 epsilon.
 
     Shapes: clean, start (batch, channels, height, width), labels int64 (batch,) -> like clean.
 

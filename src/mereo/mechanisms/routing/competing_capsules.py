@@ -109,7 +109,7 @@ class CompetingCapsules(nn.Module):
     (`frequency`), and `rebalance` boosts parents that rarely win, so that all of them are used.
 
     Args:
-        senders, receivers, sender_dim, receiver_dim, steps, bias: as of `DynamicRouting`.
+        senders, receivers, sender_dim, receiver_dim, steps, bias: as for `DynamicRouting`.
         types: kinds of children; children are ordered by type, then position.
         mask: "weighted-routing" (the equation above), "routing" (1 for the parent with the largest unboosted q),
             "norm" (1 for the longest parent), "label" (1 for the parent of the label: supervised), or "none" (all 1).

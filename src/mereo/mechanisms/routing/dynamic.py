@@ -164,8 +164,8 @@ class DynamicVoteRouting(VoteRouting):
     """Dynamic routing of the votes that a layer makes; activations are lengths, and children's are not used.
 
     Args:
-        receivers, senders, pose: as of every `VoteRouting`.
-        steps, leaky, learned_prior, bias, detach_routing: as of `DynamicRouting`, with at least one step.
+        receivers, senders, pose: as for every `VoteRouting`.
+        steps, leaky, learned_prior, bias, detach_routing: as for `DynamicRouting`, with at least one step.
 
     Reads as: couplings[b, 0, r, s] is the share of its vote that child s gives to parent r.
 

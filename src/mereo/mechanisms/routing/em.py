@@ -175,7 +175,7 @@ class EMVoteRouting(_Parents, ClusterVoteRouting):
     """EM routing of the votes that a layer makes: see `EMRouting` for the equations and `EMOptions` for the options.
 
     Args:
-        receivers, senders, pose: as of every `VoteRouting`.
+        receivers, senders, pose: as for every `VoteRouting`.
         options: see `EMOptions`.
 
     Reads as: couplings[b, 0, r, s] is what parent r takes of child s: its share of the child times the activation of

@@ -66,7 +66,7 @@ class InvertedDotProductVoteRouting(VoteRouting):
     are not used, and parents get 1.
 
     Args:
-        receivers, senders, pose: as of every `VoteRouting`.
+        receivers, senders, pose: as for every `VoteRouting`.
         steps: passes, at least 1.
         dropout: of the entries of parents, in training.
 

@@ -83,7 +83,7 @@ class SelfAttentionVoteRouting(VoteRouting):
     are not used.
 
     Args:
-        receivers, senders, pose: as of every `VoteRouting`.
+        receivers, senders, pose: as for every `VoteRouting`.
 
     Reads as: couplings[b, 0, r, s] is the share of its vote that child s gives to parent r, the learned b included.
 

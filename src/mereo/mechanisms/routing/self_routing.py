@@ -44,7 +44,7 @@ class SelfVoteRouting(VoteRouting):
     Each place of a window and type of child has a gate of its own, as in the paper if `compete` is "window".
 
     Args:
-        receivers, senders, pose: as of every `VoteRouting`.
+        receivers, senders, pose: as for every `VoteRouting`.
         sender_dim: numbers in the pose of a child; None for the number in a vote.
 
     Reads as: couplings[b, 0, r, s] is the part of parent r's activation that comes from child s.

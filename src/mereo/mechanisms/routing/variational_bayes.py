@@ -189,7 +189,7 @@ class WithPriors:
         )
 
     def fit(self, weights: Tensor, with_scores: bool) -> tuple[Posterior, Tensor | None]:
-        """The posterior as of `fit_posterior`, and the scores as of `vote_scores`."""
+        """The posterior as for `fit_posterior`, and the scores as for `vote_scores`."""
         kappa, total = self.options.strength, weights.sum(-1)
         all_weights = torch.cat((weights, weights.new_full((*total.shape, 2), kappa / 2)), -1)
         mean, variance, fits = self.votes.gaussians(all_weights, Floor(0.0), with_fit=with_scores)
@@ -274,7 +274,7 @@ class VariationalBayesVoteRouting(_Parents, ClusterVoteRouting):
     """Variational Bayes routing of the votes that a layer makes: see `VariationalBayesRouting` and `BayesOptions`.
 
     Args:
-        receivers, senders, pose: as of every `VoteRouting`.
+        receivers, senders, pose: as for every `VoteRouting`.
         options: see `BayesOptions`.
 
     Reads as: couplings[b, 0, r, s] is what parent r takes of child s: its share of the child times the activation of

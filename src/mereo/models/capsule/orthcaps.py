@@ -142,7 +142,7 @@ class Block(nn.Module):
         dim, mode, normaliser, activation: of every layer, see `OrthConvCaps`.
         shortcut: see `Shortcut`.
 
-    Shapes: maps and kept as of `OrthConvCaps` -> (batch, types * dim, ceil(rows / stride), ceil(columns / stride)).
+    Shapes: maps and kept as for `OrthConvCaps` -> (batch, types * dim, ceil(rows / stride), ceil(columns / stride)).
     """
 
     def __init__(

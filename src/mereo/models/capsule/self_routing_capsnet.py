@@ -68,7 +68,7 @@ class _Stages(VisionModel):
         return features
 
     def _primary(self, channels: int, kernel: int = 3, norm: bool = True) -> nn.Sequential:
-        """A convolution and its norm, from the last map; the maps lose a border where the kernel is larger."""
+        """A convolution and its norm, from the last map; the maps lose a border if the kernel is larger."""
         if min(self.sides) < kernel - 2:
             raise UsageError(
                 f"img_size is {self.image_shape[1]} x {self.image_shape[2]}; the last map is {self.sides[0]} x"
@@ -143,7 +143,7 @@ class SelfRoutingCapsNet(_Stages, CapsuleClassifier):
         capsules, capsule_dim: types of capsules, and their pose size.
         depth: layers of capsules above the first; those between the first and the classes are convolutions of
             capsules; the first has stride 2, except in "convnet".
-        routing: "self_routing", or what the paper compares it with: "dynamic", "em" (capsule_dim is a square then), and
+        routing: "self_routing", or the paper's alternatives: "dynamic", "em" (capsule_dim is a square then), and
             without capsules "average", "max" (pooling and a linear layer) or "linear" (one more convolution).
         routing_steps: of "dynamic" and "em".
 
@@ -250,7 +250,7 @@ class PooledNet(_Stages):
     """The same convolutions without capsules, to compare `SelfRoutingCapsNet` with.
 
     Args:
-        num_classes, in_chans, img_size, backbone, planes, capsules, capsule_dim: as of `SelfRoutingCapsNet`.
+        num_classes, in_chans, img_size, backbone, planes, capsules, capsule_dim: as for `SelfRoutingCapsNet`.
         routing: "average" or "max" pooling before the linear layer, or "linear", for which a convolution of
             capsules * capsule_dim channels, BN, ReLU come before it.
         depth, routing_steps: 1 and 3, the defaults: there are no layers of capsules and no routing to change.

@@ -27,7 +27,7 @@ _REMEDY = "set its pretrained_cfg, such as {'input_size': (3, 64, 64), 'mean': (
 
 
 def copy_of(network: nn.Module) -> nn.Module:
-    """A copy; where tensors are made on the meta device, one without values there."""
+    """A copy; while tensors are made on the meta device, a copy there, without values."""
     memo: dict[int, Any] = {}
     if torch.empty(0).is_meta:
         for tensor in (*network.parameters(), *network.buffers()):
@@ -194,7 +194,7 @@ OWN_ENTRIES: dict[str, PlainEntry] = {}
 
 
 def own_entry(name: str) -> PlainEntry:
-    """The row of a network that was given; UsageError where it no longer exists."""
+    """The row of a network that was given; UsageError if it no longer exists."""
     entry = OWN_ENTRIES.get(name)
     if entry is None or entry.module.original() is None:  # type: ignore[attr-defined]
         raise _gone(name)

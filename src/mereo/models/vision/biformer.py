@@ -94,7 +94,7 @@ class BiFormerStage(nn.Module):
     Args:
         inputs, width: channels before and after.
         blocks: of the stage.
-        strides: of the two convolutions at the start where the inputs are images; None for maps, whose sides become
+        strides: of the two convolutions at the start if the inputs are images; None for maps, whose sides become
             half.
         swin_layout: see `BiFormer`. Maps that its filters do not divide are padded below and right.
 

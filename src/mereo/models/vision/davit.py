@@ -96,7 +96,7 @@ class ChannelBlock(DualBlock):
 class Patches(nn.Module):
     """A convolution of some stride, with layer normalisation over channels before or after it.
 
-    Images or maps whose sides the stride does not divide are padded below and to the right where `pads`.
+    Images or maps whose sides the stride does not divide are padded below and to the right if `pads`.
 
     Shapes: (batch, inputs, height, width) -> (batch, outputs, ceil(height / stride), ceil(width / stride)).
     """

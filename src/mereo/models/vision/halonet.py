@@ -43,7 +43,7 @@ class HaloNetBlock(nn.Module):
         stride: of `mix`, and so of the shortcut.
         drop_path: rate of stochastic depth.
         gate: of the output channels of `mix`.
-        inverted: no activation at the end, and no shortcut where shapes change.
+        inverted: no activation at the end, and no shortcut if shapes change.
 
     Shapes: (batch, inputs, rows, columns) -> (batch, outputs, rows / stride, columns / stride), rounded up.
     """
@@ -219,7 +219,7 @@ class HaloNet(VisionModel):
     ) -> tuple[int, int]:
         """Make `stem` and `enter`, and return the channels of the stem and the stride of the first block.
 
-        The map at half the size of the image is the first feature: what `stem` returns.
+        The map at half the size of the image is the first feature: the output of `stem`.
         """
         kernel, count = STEMS[stem]
         widths = [stem_width] if count == 1 else [3 * stem_width // 8, stem_width // 2, stem_width]

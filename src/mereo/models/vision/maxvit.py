@@ -226,7 +226,7 @@ class MaxViT(VisionModel):
         positions: "table", or "network", which computes the bias of each offset.
         position_hidden: size of that network.
         parallel: both attentions of a block take the same map and share one feed-forward network.
-        layer_scale: where the gains of residual branches start; None for none.
+        layer_scale: initial gains of residual branches; None for none.
         head_hidden_size: size of a layer with tanh before the classifier; None for none.
         drop_rate, attn_drop, proj_drop: dropout before the classifier, of couplings, and after attention and inside
             feed-forward networks.
