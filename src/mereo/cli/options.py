@@ -123,7 +123,7 @@ class ExplainOptions:
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Evaluate trained networks: accuracy and errors first, then other requested ones, with progress. Writes a folder.
+    """Evaluate trained networks: accuracy and errors first, then further measurements, with progress. Writes a folder.
 
     Examples:
       mereo evaluate                                  the newest run on the data it was trained on

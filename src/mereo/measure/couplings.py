@@ -35,7 +35,7 @@ def replace_couplings(model: nn.Module, by: str, seed: int = 0) -> AbstractConte
               none), so that the total that a receiver takes or a sender gives stays the same
     shuffled: c_rs <- c_rp(s), the senders of every image permuted at random, alike for all receivers and heads
 
-    Both are over the pairs that take part: masked pairs, and pairs outside a topology or tile, do not change. Where these
+    Both are over the pairs that take part: masked pairs and pairs outside a topology or tile do not change. Where these
     differ between receivers, each permutes its own senders.
 
     Args:

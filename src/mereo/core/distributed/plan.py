@@ -1,4 +1,4 @@
-"""One call of distributed attention: the arguments, agreed on by all processes, and attention to parts of a sequence."""
+"""One call of distributed attention: the arguments that processes agreed on, and attention to parts of a sequence."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
