@@ -55,7 +55,7 @@ def test_weights_of_the_package_start_a_network_for_other_classes_and_colours(sm
     assert "new: head" in setup.start and "in_chans 3 to 1" in setup.start
     # The network is the one that the weights are of, without being described again.
     assert setup.config.model_args == SMALL and setup.config.img_size == 16
-    assert setup.config.mean == (0.5,), "that of three colours does not fit one"
+    assert setup.config.mean == (0.5,), "the mean of three colours does not fit one"
     assert resolve(setup.config) == setup.config
 
 
