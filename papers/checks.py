@@ -71,10 +71,10 @@ class Claim:
 
     Attributes:
         commands: lines of a block of the page.
-        reason: why it is not checked; empty where it is.
+        reason: why it is not checked; empty if it is.
         limits: of the columns.
-        renamed: rows of the page -> of the results, where they differ.
-        columns, rows: of the table of the page; empty where every row of the results is checked.
+        renamed: rows of the page -> of the results, if they differ.
+        columns, rows: of the table of the page; empty if every row of the results is checked.
     """
 
     commands: list[str]

@@ -1,4 +1,4 @@
-"""All papers, and what they declare by name. This module imports no torch."""
+"""All papers, and their declarations by name. This module imports no torch."""
 
 from collections.abc import Mapping
 from importlib import import_module

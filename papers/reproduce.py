@@ -1,4 +1,4 @@
-"""Runs and shows what `mereo reproduce` and `python -m papers` are asked for."""
+"""Runs and shows the experiments that `mereo reproduce` and `python -m papers` are called with."""
 
 import json
 import sys

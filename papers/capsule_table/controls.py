@@ -23,7 +23,7 @@ from mereo.models.registry import LIBRARIES, build, get_model_entry, register_li
 
 
 class UniformCouplings:
-    """Placed in front of the bases of a class of networks, it makes all their couplings uniform.
+    """A mixin for a class of networks that makes all its couplings uniform.
 
     c_rs <- the mean of c along the axis that is normalised, in training and in use; see `replace_couplings`.
     """
@@ -42,7 +42,7 @@ class UniformCouplings:
 
 
 class _Reached(Exception):  # noqa: N818 - not an error
-    """Carries what a layer was called with."""
+    """Carries the inputs of a layer."""
 
     def __init__(self, inputs: Any) -> None:
         super().__init__()
@@ -54,10 +54,10 @@ def _stop_before(module: nn.Module, args: Any, kwargs: Any) -> None:
 
 
 class LinearHead(VisionModel):
-    """The encoder of a capsule network, and a linear layer on what its routing reads.
+    """The encoder of a capsule network, and a linear layer on the inputs of its routing.
 
-    scores = W features + b,   features = all numbers of the capsules of all scales, of the last maps where these are
-    made without couplings, or else of what the first layer with couplings takes
+    scores = W features + b,   features = all numbers of the capsules of all scales, of the last maps if these are
+    made without couplings, or else of the inputs of the first layer with couplings
 
     Args:
         network_args: arguments of the capsule network.
@@ -91,7 +91,7 @@ class LinearHead(VisionModel):
         self.reset_classifier(num_classes)
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """(batch, features): what the routing reads."""
+        """(batch, features): the inputs of the routing."""
         if isinstance(self.encoder, MultiScaleCapsules):
             return torch.cat([x.flatten(1) for x in self.encoder.patch_capsules(images).values()], 1)
         layer = nn.Identity() if self.first is None else self.encoder.get_submodule(self.first)

@@ -52,7 +52,7 @@ CHANGES: Mapping[str, Corruption] = {
 
 @dataclass(frozen=True)
 class Measured(Row):
-    """Measurements of one network; accuracies are shares of test images, NaN where a network has no such thing.
+    """Measurements of one network; accuracies are shares of test images, NaN if they do not apply to a network.
 
     Attributes:
         kind, control, seed: the network, its couplings, and the seed of its training.
@@ -108,7 +108,7 @@ def measure(
     """Measure a trained network.
 
     Args:
-        kind, control, seed: what it is.
+        kind, control, seed: of the network.
         folder: of its run.
         data: whose test images are used.
         given: fields of its configuration.

@@ -43,7 +43,7 @@ CAPSULES = {
 }
 """Presets of the capsule networks, by kind."""
 ARGUMENTS: Mapping[str, Mapping[str, Any]] = {"matrix_capsnet": {"padding": 2, "cost_per_children": True}}
-"""Arguments where the preset does not suit images of SIDE pixels."""
+"""Arguments for presets that do not suit images of SIDE pixels."""
 PLAIN = {"resnet_parameters": (27, 54, 108), "resnet_macs": (17, 34, 68)}
 """Widths of the residual networks."""
 KINDS = (*PLAIN, *CAPSULES)

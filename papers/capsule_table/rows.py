@@ -17,7 +17,7 @@ class Row:
 
     @classmethod
     def read(cls, path: Path) -> list[Self]:
-        """All rows of a file; none where there is no file."""
+        """All rows of a file; no rows without a file."""
         columns = {field.name: _PARSED[field.type] for field in fields(cls)}
         lines = csv.DictReader(path.read_text().splitlines()) if path.exists() else ()
         return [cls(**{name: parse(line[name]) for name, parse in columns.items()}) for line in lines]

@@ -1,7 +1,7 @@
 """The table: trains what is missing, measures it, compares it, and draws it.
 
 Trainings and measurements are kept beside the run folders and, in a clone, in `papers/capsule_table/results`, so that
-what is known is not computed again.
+known results are not computed again.
 """
 
 import statistics
@@ -57,7 +57,7 @@ def forms_of(results: Results) -> Forms:
 
 
 def summarise(results: Results, data: str, picture: Path) -> dict[str, Any]:
-    """Tables, sentences and the picture of what is known so far."""
+    """Tables, sentences and the picture of the results so far."""
     forms = forms_of(results)
     long = {key[:2] for key, each in results.trainings.items() if each.epochs == 2 * EPOCHS}
     rows = [_row(kind, runs, (kind, OWN) in long) for (kind, control), runs in forms.items() if control == OWN]

@@ -1,4 +1,4 @@
-"""The trainings of the table, a row each in a CSV file: what is finished is not trained again."""
+"""The trainings of the table, a row each in a CSV file: finished ones are not trained again."""
 
 import csv
 from collections.abc import Callable, Mapping
@@ -72,7 +72,7 @@ class Table:
 
     Args:
         data: its name.
-        results: what is finished.
+        results: of finished trainings.
         given: fields of every configuration: output, and data_root, limit and device where they are given.
         say: called with lines of progress.
         epochs, seeds: of the trainings.

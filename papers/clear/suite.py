@@ -94,7 +94,7 @@ def _ours(setting: Setting, method: str, name: str) -> Contender:
 
 
 def contenders(setting: Setting) -> tuple[Contender, ...]:
-    """Dense attention with a mask first; where it is left out, nothing is compared."""
+    """Dense attention with a mask first; if it is left out, nothing is compared."""
     methods = {"tiles": "tiles", "compiled": "compiled", "flex": "FlexAttention compiled"}
     return _dense(setting), _full(setting), *(_ours(setting, method, name) for method, name in methods.items())
 

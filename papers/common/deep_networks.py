@@ -25,7 +25,7 @@ class DeepTransformer(nn.Module):
         patch: side of a patch.
         dim, heads: size of the tokens, and of how many heads attention has.
         residual: form of the residual branches, one of `mereo.layers.residual.FORMS`.
-        start: where the gains of "scalar" and "layer_scale" start; by default as the paper chooses it by depth.
+        start: initial gains of "scalar" and "layer_scale"; by default chosen by depth, as in the paper.
         token: one of `TOKENS`. From the last two layers on, patches go on changing with "late" and do not with "class
             attention".
 

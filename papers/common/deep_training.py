@@ -64,10 +64,10 @@ class _DivergedError(Exception):
 def small_images(
     settings: Settings, images: int = IMAGES, size: int = SIZE, usual: str = "cifar10", name: str = "CIFAR-10"
 ) -> tuple[str, Splits]:
-    """The data given; where the usual data are not on this machine, the digits of the package stand in for them.
+    """The given data; if the usual data are not on this machine, the digits of the package replace them.
 
     Args:
-        images: for training, where `settings.limit` gives none.
+        images: for training, if `settings.limit` gives none.
         size: side of the images.
         usual, name: the data set that the digits may replace, and its name in the line that reports this.
     """

@@ -10,7 +10,7 @@ from mereo.bench.suite import Contender, Mode, Setting, UnavailableError, Worklo
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
 MOST_PAIRS = 2**31
-"""Pairs of tokens, over batch and heads, above which what is quadratic is left out."""
+"""Pairs of tokens, over batch and heads, above which quadratic attention is left out."""
 
 
 def pairs(setting: Setting) -> int:
@@ -19,7 +19,7 @@ def pairs(setting: Setting) -> int:
 
 
 def causal_sdpa(setting: Setting, of: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> Contender:
-    """PyTorch's attention to all earlier tokens, another function than the suite's; left out where it takes minutes.
+    """PyTorch's attention to all earlier tokens, another function than the suite's; left out if it takes minutes.
 
     Args:
         of: queries, keys and values among the inputs of the suite.

@@ -34,7 +34,7 @@ class Experiment:
         module: has its `run`.
         uses: the settings it uses besides the folder; any other is a UsageError.
         data: its default data set; None if it needs no data.
-        smallest: settings of its smallest form, which the tests run, where they differ from `SMALLEST`.
+        smallest: settings of its smallest form, which the tests run, if they differ from `SMALLEST`.
         constants: values of the module's constants in that form.
     """
 

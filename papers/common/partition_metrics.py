@@ -48,7 +48,7 @@ def segmentation_accuracy(predicted: Tensor, true: Tensor, mask: Tensor, *, slot
 
 
 def adjusted_rand_index(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
-    """The pairs of points on which two partitions agree, beyond what chance would give: 1 equal, about 0 by chance."""
+    """The pairs of points on which two partitions agree, beyond chance: 1 equal, about 0 by chance."""
     return _each(adjusted_rand_score, predicted, true, mask)
 
 

@@ -46,7 +46,7 @@ def run_processes(
     Returns: what each process returned.
 
     Raises:
-        MereoError: where PyTorch has no gloo.
+        MereoError: if PyTorch has no gloo.
     """
     check_positive(size=size, threads=threads)
     if not (dist.is_available() and dist.is_gloo_available()):

@@ -1,4 +1,4 @@
-"""A small vision transformer, trained, and how close networks come to it whose attention was replaced."""
+"""A small vision transformer, trained, and how close networks with another attention come to it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -30,7 +30,7 @@ def run_study(
     *,
     say: Callable[[str], None] = printing.say,
 ) -> list[dict[str, Any]]:
-    """Run what is not finished of a study, and return its table with one row per variant."""
+    """Run the unfinished runs of a study, and return its table with one row per variant."""
     results = finish_runs(configurations(name, study, seeds, output, overrides, only), say)
     return [_row(study.variants[label], label, rows) for label, rows in results.items()]
 

@@ -25,7 +25,7 @@ class ConstellationInference(NamedTuple):
         responsibilities (images, slots, parts), with one more column for clutter; rows of absent points are 0.
         mean (images, objects, pose), pose_precision (images, objects, pose, pose): q(y_k).
         bound (images,), precision (images,): the evidence lower bound, and the precision at which it was reached.
-        trace (images, updates): the bound after every update; it falls where the precision is doubled.
+        trace (images, updates): the bound after every update; it falls when the precision is doubled.
         finished (images,): whether the chain settled at its last precision before the updates were used up.
     """
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from papers.common.constellations import Templates, similarity_basis
 
 TOLERANCES = (0.1, 1.0)
-"""Squared distances within which a part accepts a point; the next is tried where no cover explains every point."""
+"""Squared distances within which a part accepts a point; the next is tried if no cover explains every point."""
 AT_ONCE = 2**22
 """Numbers of a batch of searches."""
 
@@ -21,7 +21,7 @@ class RansacResult(NamedTuple):
     """The objects of some images.
 
     Attributes:
-        labels (images, slots): the object of each point; one more than the last object where no object explains it.
+        labels (images, slots): the object of each point; one more than the last object if no object explains it.
         mean (images, objects, pose): the pose of each object, by least squares on its points; 0 where it is absent.
         present (images, objects): which objects there are.
         cost (images,): sum of the squared distances of the proposals that were chosen.
@@ -109,7 +109,7 @@ def best_cover(proposals: list[Proposals], mask: Tensor) -> tuple[Tensor, Tensor
         after, number = best.clone(), torch.full_like(best, -1, dtype=torch.int64)
         for c in range(own.sets.shape[1]):
             chosen = own.sets[:, c : c + 1]
-            # The set with these points comes from that without them.
+            # The set with these points is made from the set without them.
             before = best.gather(1, every & ~chosen) + own.cost[:, c : c + 1]
             better = ((every & chosen) == chosen) & (before < after)
             after, number = torch.where(better, before, after), torch.where(better, c, number)

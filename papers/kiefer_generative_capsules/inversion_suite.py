@@ -60,7 +60,7 @@ def inversion_work(setting: Setting) -> Work:
 
 
 def stored_predictions_bytes(setting: Setting) -> int:
-    """The tensor of what every parent predicts for every child."""
+    """The tensor of every parent's prediction for every child."""
     return FLOAT * setting.size("batch") * setting.size("children") * setting.size("parents") * setting.size("dim")
 
 

@@ -31,7 +31,7 @@ from papers.kiefer_generative_capsules.test_images import take_test_images
 
 PENALTY, STEPS = 1.0, 500
 IMAGES, FEW = 64, 8
-"""Number of test images, and their number where a network of the published size runs on a CPU."""
+"""Number of test images, and their number if a network of the published size runs on a CPU."""
 NARROW = {"conv_channels": 32, "primary_types": 8, "decoder": False}
 NETWORKS = Study(
     "The two networks that inference is compared on.",

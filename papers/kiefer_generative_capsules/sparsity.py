@@ -43,7 +43,7 @@ def hoyer_sparsity(lengths: Tensor) -> Tensor:
 
 
 def coupling_entropy(couplings: Tensor) -> Tensor:
-    """Entropy of what each sender gives to the receivers, as a share of the largest: -sum_r p_r log p_r / log R.
+    """Entropy of each sender's couplings with the receivers, as a share of the largest: -sum_r p_r log p_r / log R.
 
     p_r = c_r / sum_r c_r. 0 where a sender has one parent, 1 where it gives to all alike, which is no routing. A sender
     that gives nothing to anyone counts as one that gives to all alike.
@@ -57,7 +57,7 @@ def coupling_entropy(couplings: Tensor) -> Tensor:
 
 
 def _several(values: Tensor) -> Tensor:
-    """The tensor itself; UsageError where the last axis has fewer than two entries or one is below zero."""
+    """The tensor itself; UsageError if the last axis has fewer than two entries or one is below zero."""
     if values.dim() == 0 or values.shape[-1] < 2:
         raise UsageError(f"the capsules are {tuple(values.shape)}; sparsity needs at least two to choose among.")
     if (values < 0).any():
@@ -74,7 +74,7 @@ def layer_sparsity(model: VisionModel, images: Tensor) -> dict[str, dict[str, fl
         images: as the model takes them.
 
     Shapes: images (batch, channels, height, width) -> {layer: {"winner": mean share of the longest capsule, "hoyer":
-    mean Hoyer sparsity of the lengths, "entropy": mean entropy of what a child gives, as a share of the largest}}.
+    mean Hoyer sparsity of the lengths, "entropy": mean entropy of a child's couplings, as a share of the largest}}.
     """
     if not isinstance(model, CapsNet) or model.num_classes == 0:
         raise UsageError(f"model is a {type(model).__name__}; it must be a CapsNet with class capsules.")

@@ -20,7 +20,7 @@ class Shown(NamedTuple):
         images: (count, channels, height, width).
         targets: the two digits by themselves, the lower class first, (count, 2, channels, height, width).
         maps: name -> share of the first digit at each place, (count, rows, columns).
-        strength: sum of the lengths of the parts of a place, (count, rows, columns).
+        strength: sum of the lengths of all parts at a place, (count, rows, columns).
         named: the two predicted classes of each.
     """
 

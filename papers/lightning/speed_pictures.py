@@ -12,7 +12,7 @@ def draw_speeds(panels: Mapping[str, Mapping[str, Mapping[int, float]]], path: P
     """Tokens a second by length, a line for each network.
 
     Args:
-        panels: what is measured -> network -> length -> tokens a second.
+        panels: measurement -> network -> length -> tokens a second.
         path: of the PNG.
     """
     figure, row = row_of_panels(panels, 5, 3.6)

@@ -56,7 +56,7 @@ class _Transformer(nn.Module):
 def _train(
     model: nn.Module, splits: Splits, settings: Settings, title: str, epochs: int, rate: float, seed: int
 ) -> None:
-    """Cross-entropy, and the balance of heads where there are routers."""
+    """Cross-entropy, and the balance of heads if there are routers."""
     device = choose_device(settings.device or "auto")
     model.to(device).train()
 

@@ -44,7 +44,7 @@ class AveragedMaps(Images):
         return self.labels
 
     def unpack(self, rows: Tensor) -> list[Tensor]:
-        """The maps (batch, channels, rows, columns) of what a batch has in `images`."""
+        """The maps (batch, channels, rows, columns) of the `images` of a batch."""
         sizes = [torch.Size(shape).numel() for shape in self.shapes]
         parts = rows.split(sizes, 1)
         return [part.unflatten(1, shape) for part, shape in zip(parts, self.shapes, strict=True)]

@@ -109,7 +109,7 @@ def _ours(setting: Setting, method: str) -> Contender:
 
 
 def contenders(setting: Setting) -> tuple[Contender, ...]:
-    """Dense attention first; where it is left out, nothing is compared."""
+    """Dense attention first; if it is left out, nothing is compared."""
     return _dense(setting), _flex(setting), *(_ours(setting, method) for method in ("gathered", "tiles", "compiled"))
 
 

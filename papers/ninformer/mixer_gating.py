@@ -23,7 +23,7 @@ NETWORKS = {"product": "NiNformer", "sum": "sum in place of the product", "mixer
 
 
 class SumGate(MixerGate):
-    """The projection of the tokens plus what the Mixer makes of them: W z + b + g. Shapes: as `MixerGate`."""
+    """The projection of the tokens plus the Mixer's output for them: W z + b + g. Shapes: as `MixerGate`."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.proj(tokens) + self.mix(tokens)

@@ -89,7 +89,7 @@ def _hulls(settings: Settings, made: dict[str, Any]) -> None:
 
 
 def _optimum(split: PointSets, number: int) -> float | None:
-    """The mean length of the shortest tours, where they can be found in reasonable time."""
+    """The mean length of the shortest tours, if they can be found in reasonable time."""
     if number > MOST_EXACT:
         return None
     return length_of(split.points.double(), shortest_tours(split.points)).mean().item()

@@ -22,7 +22,7 @@ RATE, LOGITS, TASK = 2e-3, 0.1, 0.1
 
 
 class KernelHosted(HostedAttention):
-    """Linear attention by random features between the projections of another layer: what is left without an estimate.
+    """Linear attention by random features between the projections of another layer: SEA without its estimate.
 
     Shapes: (batch, tokens, dim) -> (batch, tokens, dim).
     """

@@ -1,4 +1,4 @@
-"""SEA over lengths, compared with dense attention: its compiled pass, and the mask over all keys that it stands for."""
+"""SEA over lengths, compared with dense attention: its compiled pass, and the mask that the pass replaces."""
 
 from typing import Any
 

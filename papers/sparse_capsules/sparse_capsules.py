@@ -34,7 +34,7 @@ PICTURE = "wins.png"
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """A table of masks and classifiers, and a picture of who wins how often."""
+    """A table of masks and classifiers, and a picture of how often each capsule wins."""
     masks = settings.variants or COMPARED
     for mask in masks:
         check_choice("variants", mask, MASKS)

@@ -1,4 +1,4 @@
-"""Attention over a sequence on several processes: exactness, what is sent, balance of causal work, time.
+"""Attention over a sequence on several processes: exactness, elements sent, balance of causal work, time.
 
 The processes are started here, on CPUs with gloo.
 """

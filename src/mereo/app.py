@@ -35,7 +35,7 @@ LARGEST = 32 * 2**20
 AT_ONCE = 4
 """Uploads that are read at a time; others wait unread."""
 WAITING = 256
-"""Requests that wait for the one that is answered; further ones are told to come again."""
+"""Most requests that wait for the one being answered; further ones are refused."""
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline';"
     " img-src 'self' data: blob:; font-src 'self' data:; frame-ancestors 'none'; form-action 'none'"

@@ -119,7 +119,7 @@ def test_a_network_starts_from_a_file_of_either_library(tmp_path: Path) -> None:
         torch.testing.assert_close(other.forward_features(images[:, :1]), model.forward_features(grey))
     again = mereo.create_model("plain_cnn", weights=file)
     assert again.training and again.class_names == tuple("abcde")
-    with pytest.raises(UsageError, match="those of plain_cnn, and not of shvit_s1"):
+    with pytest.raises(UsageError, match="which belongs to plain_cnn, not to shvit_s1"):
         mereo.create_model("shvit_s1", weights=file)
 
 

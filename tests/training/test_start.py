@@ -57,7 +57,7 @@ def test_weights_of_the_package_start_a_network_for_other_classes_and_colours(sm
     assert "new: head" in setup.start and "in_chans 3 to 1" in setup.start
     # The network is the one that the weights are of, without being described again.
     assert setup.config.model_args == SMALL and setup.config.img_size == 16
-    assert setup.config.mean == (0.5,), "that of three colours does not fit one"
+    assert setup.config.mean == (0.5,), "the mean of three colours does not fit one"
     assert resolve(setup.config) == setup.config
 
 
@@ -96,7 +96,7 @@ def test_a_run_goes_on_without_the_weights_it_started_from(small_config, silent)
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"model": "capsnet"}, "those of mspcaps_tiny, and model is 'capsnet'; give --model mspcaps_tiny"),
+        ({"model": "capsnet"}, "which belongs to mspcaps_tiny, and model is 'capsnet'; give --model mspcaps_tiny"),
         ({"model_args": {"patch_size": 4}}, "do not fit these arguments"),
         ({"weights": "mspcaps_tiny.nothing"}, "no such file or folder"),
     ],

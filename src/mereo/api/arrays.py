@@ -22,12 +22,12 @@ NAME = "arrays"
 
 
 def class_numbers(labels: Sequence[Any], names: Sequence[str], network: str = "the network") -> Tensor:
-    """Labels as numbers of classes: by name, or, where they are no names, whole numbers as they are.
+    """Labels as class numbers: found by name, or, if they are whole numbers, unchanged.
 
     Args:
         labels: names or numbers.
         names: of the classes, in order.
-        network: what has these classes, for the message.
+        network: the network with these classes, for the message.
     """
     places = {name: number for number, name in enumerate(names)}
     numbers = []
@@ -68,12 +68,12 @@ def sorted_classes(labels: Sequence[Any]) -> list[Any]:
 def array_dataset(data: Any, validation_fraction: float | None = None, seed: int = 0) -> DatasetInfo:
     """A data set from images and labels, or images and masks, in memory, as `make_plan` takes it.
 
-    A fifth of the images is set aside for testing, the same as of a folder without test images.
+    A fifth of the images is set aside for testing, as for a folder without test images.
 
     Args:
         data: (images, labels), see `labelled`, or (images, masks), see `masked`.
         validation_fraction: hold out this fraction to choose the epoch and set nothing aside: those images, or
-            where it is 0 all of them, stand for the test images. None to divide as for a folder.
+            if it is 0 all of them, stand for the test images. None to divide as for a folder.
         seed: of the images that are held out.
     """
     if (pair := masked(data)) is not None:

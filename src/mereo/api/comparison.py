@@ -70,7 +70,7 @@ class Comparison:
 
     @property
     def texts(self) -> list[str]:
-        """What is said below the tables, in paragraphs."""
+        """The text below the tables, in paragraphs."""
         parts = ([EXPLAINED] if self.measured else [], self.verdicts, self.notes)
         return ["\n".join(lines) for lines in parts if lines]
 
@@ -115,7 +115,7 @@ def compare(
     network.
 
     Args:
-        models: networks, optionally with arguments after a colon, or recipes; with a family kinds of network in it.
+        models: networks, optionally with arguments after a colon, or recipes; with a family, kinds of network in it.
         insert: mechanisms to compare in each network, "none" for the network alone, see `mereo train --insert`; without
             a network, in resnet20. Intervals over the seeds are then in place of further measurements.
         family: compare the smallest preset of each kind of network in it with plain networks of their size.
@@ -237,7 +237,7 @@ def _of_family(
 
 
 def _guessing(rows: Sequence[Row], measured: Mapping[str, Mapping[str, float | None]]) -> tuple[list[Row], list[str]]:
-    """The rows, marked where a network predicts no better than chance, and a sentence on each of these."""
+    """The rows, marked if a network predicts no better than chance, and a sentence on each of these."""
     words = {}
     for name, each in measured.items():
         accuracy = beside_chance(float(each["accuracy"] or 0.0), int(each["images"] or 0), each["chance"])
@@ -247,7 +247,7 @@ def _guessing(rows: Sequence[Row], measured: Mapping[str, Mapping[str, float | N
 
 
 def _protocol(rows: Sequence[Row], recipe: str | None, seeds: int) -> str:
-    """The settings of the runs in a line; where they differ between networks, all of them."""
+    """The settings of the runs in a line; if they differ between networks, all of them."""
     configs = [TrainConfig.from_yaml(RunFolder(row.run).config) for row in rows if row.run is not None]
     parts = [f"recipe {recipe}"] if recipe else []
     for name in SETTINGS:

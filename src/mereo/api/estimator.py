@@ -209,7 +209,7 @@ class ImageClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):
     def predict_proba(self, X: Any) -> Array:
         """A probability for each class, (n, classes).
 
-        By the temperature that `fit` finds on the images that it holds out, as `mereo predict` does; without held-out
+        Computed with the temperature that `fit` finds on held-out images, as in `mereo predict`; without held-out
         images the softmax of logits, or the share of a capsule's length.
         """
         answers, fitted = self._answers(X), calibration_of(self.model_)
@@ -227,7 +227,7 @@ class ImageClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):
 
 
 def _rows(X: Any) -> tuple[Any, tuple[int, ...] | None]:
-    """Images as flat rows, and the shape of one, channels last; what are no images, as it is, and None."""
+    """Images as flat rows, and the shape of one, channels last; other input as it is, and None."""
     if isinstance(X, Tensor) and X.dim() == 4:
         X = X.detach().cpu().movedim(1, -1)
         X = (X.float() if X.dtype is torch.bfloat16 else X).numpy()

@@ -179,7 +179,7 @@ def evaluate(
         return document
 
     def finished(part: str, document: dict[str, Any]) -> None:
-        """Keep what is known so far: what is asked for beyond accuracy may take long."""
+        """Keep the results so far: measurements beyond accuracy may take long."""
         document = keep(document)
         if show is not None:
             show(part, document)
@@ -213,7 +213,7 @@ def check(given: Mapping[str, Any]) -> None:
 
 
 def _networks(models: Sequence[Any], data: Any, *, device: str, **chosen: Any) -> list[TrainedModel]:
-    """The networks with their images: read by `load_trained_models` where all have files, else here."""
+    """The networks with their images: read by `load_trained_models` if all have files, else here."""
     sources = [model.folder.path if isinstance(model, RunResult) else model for model in models]
     named = None if data is None else str(data)
     if (data is None or isinstance(data, str | Path)) and all(isinstance(source, str | Path) for source in sources):
@@ -224,7 +224,7 @@ def _networks(models: Sequence[Any], data: Any, *, device: str, **chosen: Any) -
 def _in_memory(
     models: Sequence[Any], data: Any, *, data_root: str | None, split: str, limit: int | None, device: str, seed: int
 ) -> list[TrainedModel]:
-    """The networks with their images, where a network or the images are in memory."""
+    """The networks with their images, if a network or the images are in memory."""
     loaded = [trained_network(model, device) for model in models]
     networks, sources = [network for network, _ in loaded], [source for _, source in loaded]
     for network, source in loaded:

@@ -139,18 +139,18 @@ def explain(
     device: str = "auto",
     strict: bool = False,
 ) -> Explanations:
-    """Explain predictions for images, as `mereo explain` does; files are written only where `out` is given.
+    """Explain predictions for images, as `mereo explain` does; files are written only if `out` is given.
 
     Args:
         model: a run folder, a weight file or the name of bundled weights; a network; what `mereo.train` returned; None
             for the newest run.
-        images: as of `mereo.predict`.
+        images: as for `mereo.predict`.
         classes: name or number of the class to explain, one for all images or one for each; the predicted one when
             None.
         target: in place of a class, a function from the outputs to one number for each image, (batch,), such as the
             mean of a map or the similarity of an embedding.
         out: folder for the files of the command, or a file NAME.png or NAME.html.
-        only: which files to write; all that the network supports where it is empty.
+        only: which files to write; all that the network supports if it is empty.
         keep: number of votes, strongest first, shown for each capsule of a parse tree.
         device: to run on; with "auto" a network in memory stays where it is.
         strict: whether an unreadable file is an error.
@@ -230,7 +230,7 @@ def write(
     Args:
         trained: the network, and its source, a file that must not be overwritten.
         paths: of the images or points.
-        out, only, keep, strict: as of `explain`.
+        out, only, keep, strict: as for `explain`.
         quiet: print no progress.
     """
     model, source = trained
@@ -265,7 +265,7 @@ def write(
 
 
 def _write_pointers(trained: Trained, paths: list[Path], out: Path, only: Sequence[str]) -> dict[str, list[Path]]:
-    """The couplings of a network of pointers for files of sets of points."""
+    """The couplings of a pointer network for files with sets of points."""
     if (single := _single_kind(out, only)) == "page" or set(only) - {"picture"}:
         what = "page" if single == "page" else next(kind for kind in only if kind != "picture")
         raise UsageError(f"only is {what!r}, and {trained.source} reads points, for which only the picture is drawn.")

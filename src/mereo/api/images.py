@@ -112,7 +112,7 @@ def as_files(images: Any) -> Iterator[Files]:
     Images in memory pass through the same decoder as files, so that the same picture gives the same prediction.
 
     Raises:
-        UsageError: for no images, for what are no images, and for a run or weights in the place of images.
+        UsageError: for no images, for other things than images, and for a run or weights in the place of images.
     """
     listed = list(_each(images))
     if not listed:
@@ -136,7 +136,7 @@ def as_files(images: Any) -> Iterator[Files]:
 
 
 def thumbnail(image: Path | Image.Image, side: int = 96) -> bytes:
-    """A small PNG of an image; empty where it cannot be read any more."""
+    """A small PNG of an image; empty if it cannot be read any more."""
     try:
         with Image.open(image) if isinstance(image, Path) else nullcontext(image) as opened:
             small = ImageOps.exif_transpose(opened).convert("RGB")
@@ -167,7 +167,7 @@ def pair_of(data: Any) -> tuple[Any, Any]:
 
 
 def stored_images(images: Any) -> Tensor:
-    """Images of one size as uint8 (n, channels, height, width); a folder of files is the form for other ones."""
+    """Images of one size as uint8 (n, channels, height, width); images of several sizes need a folder of files."""
     if not isinstance(images, np.ndarray | Tensor):
         listed = list(_each(images))
         pictures = [each for each in listed if not isinstance(each, str | Path)]

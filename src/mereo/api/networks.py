@@ -50,7 +50,7 @@ def newest_run(output: Path = RUNS) -> Path:
 
 
 def _data(run: Path) -> str:
-    """The data of a run, from its configuration; the run's name where that cannot be read."""
+    """The data of a run, from its configuration; the run's name if that cannot be read."""
     try:
         return TrainConfig.from_yaml(run / "config.yaml").data
     except (UsageError, OSError):
@@ -105,7 +105,7 @@ def trained_network(model: Any, device: str = "auto", *, points: bool = False, i
             your own; what `mereo.train` or `load_weights` returned; a fitted `mereo.ImageClassifier`; or None for the
             newest run, else the bundled digits.
         device: to run on; with "auto" a network stays where it is.
-        points: a network that reads points is as welcome.
+        points: accept a network that reads points too.
         images: what the network is used on; a network without a stated size gets the size of tensors and arrays.
     """
     source: Path | None = None

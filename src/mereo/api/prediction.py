@@ -39,7 +39,7 @@ class Predictions(Sequence[Prediction]):
         source: where the weights are from.
         pictures: the images that were given in memory, by the name in their prediction.
         answers: of a classifier, with labels, copies of images and the files that could not be read.
-        what: is predicted, as the table calls it.
+        what: the name of the prediction in the table.
 
     Attributes:
         written: the files that `write` wrote.
@@ -94,7 +94,7 @@ class Predictions(Sequence[Prediction]):
 
     @property
     def accuracy(self) -> float | None:
-        """On the images that have labels; None without any."""
+        """The accuracy on labelled images; None without any."""
         if self.answers is None or not self.labelled:
             return None
         return float(self.answers.figures(self.answers.labels >= 0)["accuracy"])
@@ -160,7 +160,7 @@ def _rounded(value: Any) -> Any:
 @typed(
     weights="it is the first argument, model",
     json="call to_dicts() on the result",
-    **dict.fromkeys(("prompt", "length", "temperature", "seed"), "call `generate` of what mereo.load returns"),
+    **dict.fromkeys(("prompt", "length", "temperature", "seed"), "call `generate` of the network from mereo.load"),
 )
 def predict(
     model: Any,
@@ -185,7 +185,7 @@ def predict(
             [0, 1]; tensors (channels, height, width) or a batch of them; or a list of any of these. For a network that
             reads points, their files (.csv, .json, .npz), arrays (n, 2) or (sets, n, 2), or a list of these.
         top: classes of a prediction, the highest score first.
-        labels: whether the names of folders are labels: where they are names of classes, always, or never.
+        labels: whether the names of folders are labels: if they are names of classes, always, or never.
         out: folder for a table and pictures, or a file that ends in .csv; nothing is written when None.
         tta: average the scores over the image and changes of it, as in training.
         five_crop: average the scores over five crops of the image.
@@ -265,7 +265,7 @@ def _answers(
     strict: bool,
     progress: Reporter,
 ) -> FolderAnswers:
-    """The answers of a classifier, with what it was trained on where images are labelled."""
+    """The answers of a classifier, with its training images recognised if images are labelled."""
     known = trained_on(trained.source) if bool((labels >= 0).any()) else None
     with progress.stage("classified", len(files.paths)) as done:
         answers = answer_folder(

@@ -43,7 +43,7 @@ class Training(RunResult):
 
     @property
     def accuracy(self) -> float:
-        """On the test images, of the best epoch."""
+        """The accuracy on the test images, of the best epoch."""
         return self.test_best.accuracy
 
     def __str__(self) -> str:
@@ -279,7 +279,7 @@ def _automatic(config: TrainConfig, given: Collection[str], info: DatasetInfo | 
 
 
 def _finished(result: RunResult) -> Training:
-    """The result with what a network that is loaded from the run folder knows of itself."""
+    """The result, whose network has the facts that loading it from the run folder would give."""
     result.model.class_names = result.task.output_names
     result.model.metadata = read_metadata(result.folder.best)
     return Training(**{field.name: getattr(result, field.name) for field in fields(RunResult)})

@@ -27,7 +27,7 @@ class Request:
         memory: measure peak memory.
         seconds: spent on timing each contender in each mode.
         device: a device of PyTorch.
-        limit: bytes that a contender may take where memory is measured; the suite's own when None.
+        limit: bytes that a contender may take while memory is measured; the suite's own when None.
     """
 
     suite: str

@@ -67,7 +67,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The results of one step; `altered` where an input was written to."""
+    """The results of one step; `altered` if an input was written to."""
 
     outputs: tuple[Tensor, ...]
     gradients: tuple[Tensor | None, ...]
@@ -109,7 +109,7 @@ def relative_error(actual: Tensor | None, expected: Tensor | None, floor: float 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Largest relative errors; `gradient` is None in the forward mode, `exact` where nothing ran in float64."""
+    """Largest relative errors; `gradient` is None in the forward mode, `exact` if nothing ran in float64."""
 
     output: float
     gradient: float | None
@@ -124,7 +124,7 @@ class Agreement:
 
 
 def norm_error(actual: tuple[Tensor | None, ...], expected: tuple[Tensor | None, ...]) -> float:
-    """||actual - expected|| / ||expected|| over all tensors together; infinite where they cannot be compared.
+    """||actual - expected|| / ||expected|| over all tensors together; infinite if they cannot be compared.
 
     A missing gradient counts as zeros.
     """

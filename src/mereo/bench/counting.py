@@ -1,7 +1,7 @@
 """Work counted from sizes, and the bound that a machine sets to it.
 
 A multiply-add is two operations. Traffic counts every input, output and gradient once for each pass over it (forward;
-backward), in float32: what no way of computing the same can do without, if nothing stays in a cache between passes.
+backward), in float32: the least that any implementation needs, if nothing stays in a cache between passes.
 """
 
 from dataclasses import dataclass

@@ -37,7 +37,7 @@ def device_name(device: str) -> str:
 
 
 def git_commit(folder: Path) -> str | None:
-    """The commit that a folder is checked out from, "+" after it where tracked files differ; None if there is none."""
+    """The commit that a folder is checked out from, "+" after it if tracked files differ; None if there is none."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(folder), *words]

@@ -43,7 +43,7 @@ class Peak:
 
 
 def limit_memory(extra: int, device: str) -> None:
-    """Let allocations fail beyond `extra` bytes above what is allocated now, where the system can."""
+    """Let allocations fail beyond `extra` bytes above the present allocation, if the system supports it."""
     if device.startswith("cuda"):
         import torch
 
@@ -105,7 +105,7 @@ def use_libraries(device: str) -> None:
 
 
 def smaller(suite: Suite, setting: Setting) -> Setting:
-    """The sizes of `--quick` where they are below those asked for."""
+    """The sizes of `--quick` if they are below those asked for."""
     small = {**suite.quick, **{axis: values[0] for axis, values in suite.quick_sweeps.items()}}
     sizes = dict(setting.sizes)
     for name, value in small.items():

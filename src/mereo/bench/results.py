@@ -25,7 +25,7 @@ class Measurement:
         first: wall seconds of the first call, compilation included.
         wall, cpu: seconds of one call.
         flops, bytes: of the task.
-        own_flops, own_bytes: of this contender's own formulation, where it was given.
+        own_flops, own_bytes: of this contender's own formulation, if it was given.
         bound, bound_by: least seconds of the task on this machine, and whether arithmetic or traffic sets them.
         own_bound: least seconds of the formulation.
         resident, allocator: peak bytes above inputs and contender.

@@ -29,7 +29,7 @@ def _peak(m: Measurement) -> float | None:
 
 
 class _Panel(NamedTuple):
-    """One quantity in one mode: what to plot of each measurement, and its unit."""
+    """One quantity in one mode: the value to plot of each measurement, and its unit."""
 
     title: str
     unit: str
@@ -54,7 +54,7 @@ def _grid(count: int, width: float, height: float, **given: Any) -> tuple[Any, l
 
 
 def _style(run: Run, m: Measurement) -> dict[str, Any]:
-    """Colour of a contender, and marker where all colours are used."""
+    """Colour of a contender, and marker once all colours are used."""
     place = list(dict.fromkeys(each.contender for each in run.measurements)).index(m.contender)
     return {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place // len(COLOURS) % len(MARKERS)]}
 

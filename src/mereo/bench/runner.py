@@ -122,7 +122,7 @@ class Bench:
 
     @property
     def limit(self) -> int | None:
-        """Bytes that a contender may take where memory is measured."""
+        """Bytes that a contender may take while memory is measured."""
         return self.suite.limit if self.request.limit is None else self.request.limit
 
     def _mode(self, case: Case, mode: Mode) -> None:

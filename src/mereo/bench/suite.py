@@ -57,8 +57,8 @@ class Workload:
 
     Attributes:
         call: takes the inputs of the case, returns a tensor or a tuple of tensors.
-        leaves: what has gradients besides the inputs.
-        finish: what follows the backward pass, such as the step of an optimiser.
+        leaves: tensors that get gradients besides the inputs.
+        finish: called after the backward pass, such as the step of an optimiser.
         compared: after a backward pass, the gradients to compare with the reference's, in the same order; by default
             the gradients of the inputs and leaves.
     """
@@ -78,8 +78,8 @@ class Contender:
         build: makes the workload of a mode.
         role: "contender" is compared with the reference and may have a speed-up next to its name; "part" is a part of
             the reference and has a share of its time; "unchecked" cannot be compared and has no speed-up.
-        needs: bytes it takes beyond its inputs, estimated from the sizes; 0 where unknown.
-        work: arithmetic and traffic of this formulation, where they differ from the task's.
+        needs: bytes it takes beyond its inputs, estimated from the sizes; 0 if unknown.
+        work: arithmetic and traffic of this formulation, if they differ from the task's.
         exact: computes the relative error of its gradients in float64, compared with the reference's.
     """
 
@@ -141,7 +141,7 @@ class Suite:
         modes: what is timed.
         memory: modes whose peak memory is measured, each contender in a separate process.
         timed: False measures only memory.
-        limit: bytes that a contender may take where memory is measured.
+        limit: bytes that a contender may take while memory is measured.
         tolerance: relative error above which a contender is wrong.
         gradient_tolerance: the same for its gradients; by default the tolerance of the outputs.
         by_norm: compare the gradients in the type that is timed by the norm of all together, for networks in which the

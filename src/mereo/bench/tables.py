@@ -39,7 +39,7 @@ def _mebibytes(m: Measurement) -> str:
 
 
 def _two(form: str, by_wall: float, by_cpu: float | None) -> str:
-    """A ratio by wall time, and the same by CPU time where that measures the work."""
+    """A ratio by wall time, and the same by CPU time if that measures the work."""
     shown = _percent if form == "share" else "{:.2f}x".format
     return shown(by_wall) if by_cpu is None else f"{shown(by_wall)} ({shown(by_cpu)})"
 
@@ -261,7 +261,7 @@ def verdict(now: Measurement, before: Measurement) -> str:
 
 
 def comparison(run: Run, earlier: Run) -> Table:
-    """A table of what both runs measured: time then over time now, memory now over memory then."""
+    """A table of the cases that both runs measured: time then over time now, memory now over memory then."""
     notes = [f"against the run of {earlier.created}"]
     for fact in CONDITIONS:
         before, now = earlier.machine.get(fact), run.machine.get(fact)

@@ -112,7 +112,7 @@ def interleave(
     """Time all in turn, so that a disturbance of the machine affects all.
 
     Args:
-        work: name -> call, warmed up but for one call here, from which the repetitions in a sample follow.
+        work: name -> call, already warmed up; one more call here determines the repetitions in a sample.
         seconds: to spend on each contender; no round begins after `seconds` times the number of contenders.
         least, most: number of rounds.
         clock: measures time.

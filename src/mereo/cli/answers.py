@@ -24,7 +24,7 @@ def _accuracy(figures: dict[str, Any], what: str) -> str:
 
 
 def _checks(answers: "FolderAnswers") -> list[tuple[str, str]]:
-    """Rows about labels that are likely wrong, labels where the network may be wrong instead, and copies of images."""
+    """Rows about labels that are likely wrong, labels for which the network may be wrong instead, and image copies."""
     from mereo.inference.clean import is_available
 
     if not is_available():
@@ -46,7 +46,7 @@ def _checks(answers: "FolderAnswers") -> list[tuple[str, str]]:
 
 
 def print_summary(answers: "FolderAnswers", written: list[Path]) -> None:
-    """Accuracy first, then what is worth looking at, and where it is written."""
+    """Accuracy first, then the images to look at, and the files with their lists."""
     from mereo.inference.answer_report import summary
 
     s = summary(answers)

@@ -163,7 +163,7 @@ class BenchOptions:
     json: Path | None = None
     """JSON file for all results, updated after each case; by default none."""
     report: Path | None = None
-    """Folder for a report of SUITE.md, SUITE.json and, where a size was swept, SUITE.png; by default none."""
+    """Folder for a report of SUITE.md, SUITE.json and, if a size was swept, SUITE.png; by default none."""
     against: Path | None = None
     """JSON file of an earlier run on this machine to compare with; by default none."""
     device: str = "auto"

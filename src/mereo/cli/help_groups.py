@@ -30,7 +30,7 @@ _OPTION = re.compile(r"^. (?:-h, )?--([\w-]+)")
 
 
 def grouped(text: str, groups: Mapping[str, Sequence[str]]) -> str:
-    """A help text whose box of options is cut into one for each group; what is in none stays in the last box.
+    """A help text whose box of options is cut into one for each group; options in no group stay in the last box.
 
     Args:
         text: as tyro prints it.

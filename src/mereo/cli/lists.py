@@ -1,4 +1,4 @@
-"""`mereo models`, `mechanisms`, `datasets`, `tasks`, `recipes`: what there is, searchable, with sources."""
+"""`mereo models`, `mechanisms`, `datasets`, `tasks`, `recipes`: the catalogues, searchable, with sources."""
 
 import fnmatch
 import inspect

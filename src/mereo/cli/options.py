@@ -61,7 +61,7 @@ class PredictOptions:
     """Folder for the predictions as a table and pictures, or a file that ends in .csv for the table only; for labelled
     images by default predictions, predictions-2, ..."""
     labels: Literal["auto", "folders", "none"] = "auto"
-    """Whether the names of folders are labels: auto (where they are names of classes), folders (an error if none is),
+    """Whether the names of folders are labels: auto (if they are names of classes), folders (an error if none is),
     none."""
     tta: bool = False
     """Test-time augmentation: average the scores over the image and 8 versions of it, augmented as in training."""
@@ -143,7 +143,7 @@ class SearchOptions:
 class ExplainOptions:
     """Show which parts of an image a prediction rests on. Writes a folder.
 
-    The folder holds the scores of the classes and gradients with respect to the image, and, where the network has them,
+    The folder holds the scores of the classes and gradients with respect to the image, and, if the network has them,
     couplings drawn over the images, attention (what the class token and a cell attend to, by layer), parse trees (which
     part voted for which capsule) as pictures and as an HTML page, and decoder reconstructions for a range of poses.
 
@@ -176,7 +176,7 @@ class ExplainOptions:
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Evaluate trained networks: accuracy and errors first, then what is asked for, with progress. Writes a folder.
+    """Evaluate trained networks: accuracy and errors first, then further measurements, with progress. Writes a folder.
 
     Examples:
       mereo evaluate                                  the newest run on the data it was trained on
@@ -274,7 +274,7 @@ class CropsOptions:
 
 @dataclass(frozen=True)
 class ListOptions:
-    """List the entries whose name or description matches a pattern. A full name also prints details where there are
+    """List the entries whose name or description matches a pattern. A full name also prints details if there are
     any."""
 
     pattern: tyro.conf.Positional[str] = "*"
@@ -315,7 +315,7 @@ class ExportOptions:
     preprocess: bool = False
     """With --to onnx, write model.pixels.onnx as well, which includes the preprocessing: it takes uint8 pixels (batch,
     height, width, 3) in RGB of images of any size, turned by their EXIF tag, and gives the scores of mereo predict,
-    and its probabilities where the weights are calibrated."""
+    and its probabilities if the weights are calibrated."""
     out: Path = Path("exported")
     """Folder to write, or the file of one form: NAME.onnx or NAME.pt2."""
     license: str | None = None

@@ -50,7 +50,7 @@ PROMISES: dict[str, str] = {
     "half precision": "float16 and bfloat16 stay close to float32",
     "couplings only": "with every coupling set to 0 no input changes the output",
 }
-"""The promises of mechanisms, each with what the conformance tests check."""
+"""The promises of mechanisms, each with the property that the conformance tests check."""
 
 COMMON = ("compile", "export", "half precision", "couplings only")
 """Promised by every mechanism that does not give a reason in `lacks`; the last one only if it records couplings."""

@@ -149,7 +149,7 @@ def count(entry: Mechanism, module: nn.Module, inputs: Inputs, axes: Mapping[str
 
 
 def sender_axes(entry: Mechanism) -> dict[str, int]:
-    """The axes that move when senders move; where they are receivers too, the output moves with them."""
+    """The axes that move when senders move; if they are receivers too, the output moves with them."""
     return {**entry.sender_axes, **(entry.receiver_axes if tied(entry) else {})}
 
 

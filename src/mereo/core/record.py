@@ -227,7 +227,7 @@ def _watching(watched: Mapping[str, tuple[Observable, Observer]]) -> Iterator[No
     """Observers on their modules, and everything eager, while the block runs."""
     for module, observer in watched.values():
         module.watch(observer)
-        # Recorders come last, whichever block was opened first: what is recorded is what acts.
+        # Recorders come last, whichever block was opened first, so that they see the values in use.
         module.observers.sort(key=lambda each: isinstance(each, _Recorder))
     try:
         with torch.compiler.set_stance("force_eager"):

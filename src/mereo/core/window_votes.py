@@ -32,7 +32,7 @@ class WindowVotes(MatrixVotes):
         weight: transforms, the same for every window.
         windows: which children the windows read; None if every sample is one window.
         compete: "positions" or "window"; see the module.
-        method: "stored" keeps the tensor of votes, "streamed" never makes it, "auto" streams where it can.
+        method: "stored" keeps the tensor of votes, "streamed" never makes it, "auto" streams if it can.
 
     Shapes: poses (batch * windows, senders, rows, inner), weight (receivers, senders, inner, columns); one head, and a
         pose of rows * columns.

@@ -123,6 +123,6 @@ def name_of(place: str) -> str:
 
 
 def counted_names(names: Counter[str], shown: int = 5) -> str:
-    """Names with their counts, the commonest first, as far as they are shown."""
+    """Names with their counts, the commonest first, cut off after the number shown."""
     listed = [f"{name} {count:,}" for name, count in names.most_common(shown)]
     return ", ".join([*listed, *(["..."] if len(names) > shown else [])])

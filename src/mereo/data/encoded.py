@@ -78,7 +78,7 @@ class Source(RawSplit):
         labels: of the images.
         masks: the masks under the same numbers; None for images without masks.
         classes: number of classes of the masks.
-        colours: of the classes, where masks are pictures in these colours.
+        colours: of the classes, if masks are pictures in these colours.
 
     Shapes: numbers int64 (n,), labels int64 (n,).
     """
@@ -107,7 +107,7 @@ class Source(RawSplit):
     def decode(
         self, index: int, size: tuple[int, int], channels: int, out: npt.NDArray[np.uint8], *, reduce: bool
     ) -> None:
-        """Write the pixels of one image, and of its mask as a further channel where there are masks.
+        """Write the pixels of one image, and of its mask as a further channel if there are masks.
 
         Shapes: out uint8 (channels, *size), or (channels + 1, *size) with masks.
         """
@@ -204,7 +204,7 @@ class FileSplit(Source):
         labels: int64 (n,).
         masks: paths of the masks of the images; None for images without masks.
         classes: number of classes of the masks.
-        colours: of the classes, where masks are pictures in these colours.
+        colours: of the classes, if masks are pictures in these colours.
     """
 
     streamed = False

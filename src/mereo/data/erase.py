@@ -36,7 +36,7 @@ class Erase(Operation):
             )
 
     def draw(self, count: int, height: int, width: int, generator: torch.Generator | None) -> Tensor:
-        """-> int64 (count, 4): top, left, height and width of the rectangle; 0 high where nothing is erased."""
+        """-> int64 (count, 4): top, left, height and width of the rectangle; of height 0 if nothing is erased."""
         drawn = torch.rand(count, 5, generator=generator)
         area = (self.low + (self.high - self.low) * drawn[:, 1]) * (height * width)
         ratio = (math.log(NARROWEST) * (2 * drawn[:, 2] - 1)).exp()

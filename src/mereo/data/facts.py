@@ -15,7 +15,7 @@ from mereo.data.stream import as_source
 
 COLOUR, GREY, TEXT = "photographs", "grey images", "text or drawings"
 SAMPLE, SIDE, MOST_PIXELS = 48, 128, 4e7
-"""Images that are looked at, the size at which they are, and pixels after which no further one is decoded."""
+"""Number of images that are decoded, their size, and number of pixels after which no further one is decoded."""
 COLOURLESS = 6.0
 """Mean distance between the channels of a pixel, of 255, below which images are grey."""
 NEAR, PLAIN_SHARE = 20, 0.65
@@ -32,7 +32,7 @@ class DataFacts:
     Attributes:
         images: to train on, per epoch.
         num_classes: how many classes.
-        classes: training images of each class by name; empty where only the number of classes is known.
+        classes: training images of each class by name; empty if only the number of classes is known.
         largest: the longest side of the sampled images; None if unknown.
         kind: COLOUR, GREY or TEXT; None if no image was looked at.
         colour: whether the images are in colour.
@@ -52,7 +52,7 @@ class DataFacts:
 
     @property
     def too_few(self) -> list[str]:
-        """The classes with too few images; empty where every class has few."""
+        """The classes with too few images; empty if every class has few."""
         few = [name for name, count in self.classes.items() if count < FEWEST]
         return few if len(few) < len(self.classes) else []
 

@@ -1,4 +1,4 @@
-"""What folders, archives and tables of image files are read as, and what the headers of a few images tell."""
+"""The contents of folders, archives and tables of image files, and facts from the headers of a few images."""
 
 import warnings
 from typing import NamedTuple
@@ -24,7 +24,7 @@ class Layout(NamedTuple):
 
 
 def _headers(source: Source) -> list[tuple[str, tuple[int, int]]]:
-    """The mode and (height, width) of a few images, evenly spread; of neighbours where these are read together."""
+    """The mode and (height, width) of a few images, evenly spread; of neighbours if these are read together."""
     from PIL import Image
 
     step = 1 if source.store.sequential else max(len(source) // _SNIFFED, 1)

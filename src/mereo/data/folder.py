@@ -1,4 +1,4 @@
-"""The splits of images in folders of classes, as `mereo.data.layout` recognised them, and those for training."""
+"""The splits of images in folders of classes, as `mereo.data.layout` recognised them, and the splits for training."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -48,7 +48,7 @@ def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     """The array of an idx file of bytes, or of one packed with gzip.
 
     Raises:
-        OSError: for what is not a regular file.
+        OSError: if it is not a regular file.
         ValueError: for another kind of file, or one whose length differs from its header.
     """
     with open_regular(path) as raw, gzip.open(raw) if path.suffix == ".gz" else raw as file:

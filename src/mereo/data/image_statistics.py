@@ -52,7 +52,7 @@ class StatisticsRanges:
         return cls(**ranges)
 
     def differences(self, statistics: ImageStatistics) -> list[str]:
-        """In what an image differs from the training images; empty if in nothing."""
+        """How an image differs from the training images; empty if it does not."""
         reasons = []
         side = min(statistics.height, statistics.width)
         if self.sides is not None and not self.sides[0] / TIMES <= side <= self.sides[1] * TIMES:

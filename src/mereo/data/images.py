@@ -19,7 +19,7 @@ _CHUNK = 4096
 
 
 class BatchOptions(NamedTuple):
-    """How `Images.batch` serves its images: its arguments, with a slice for all of the batch where `share` is None."""
+    """How `Images.batch` serves its images: its arguments, with a slice for all of the batch if `share` is None."""
 
     augmentation: Augmentation | None
     crop: tuple[int, int] | None

@@ -1,4 +1,4 @@
-"""Recognises what a folder, an archive or a table of images holds, or refuses it with what was seen and the ways out.
+"""Recognises what a folder, an archive or a table of images holds, or refuses it, with what was found and the remedy.
 
 In this order:
 
@@ -10,7 +10,7 @@ In this order:
     names of files       cat.1.jpg, Abyssinian_12.jpg
     boxes                are refused: there is no task for them, but `mereo crops`
 
-What is stated by `LayoutOptions` is not guessed. Nothing is trained on that fits none of these.
+Facts that `LayoutOptions` states are not guessed. A folder that fits none of these is refused.
 """
 
 import re
@@ -34,16 +34,16 @@ _DOCUMENTS = (
     ".pdf", ".doc", ".docx", ".xls", ".xlsx", ".ppt", ".pptx", ".odt", ".zip", ".rar", ".7z", ".gz", ".tar", ".dmg",
     ".exe", ".msi", ".deb", ".iso", ".mp3", ".wav", ".flac", ".m4a", ".mp4", ".mov", ".avi", ".mkv", ".apk", ".epub",
 )  # fmt: skip
-"""Suffixes of what no data set of images has beside its images: a folder with many of them is one of downloads."""
+"""Suffixes that do not occur in image data sets: a folder with many such files is a folder of downloads."""
 _FEW, _SHOWN, _LEAST_OF_A_NAME = 0.1, 5, 3
-"""Share of images outside of the folders of classes that is left out; names shown; images of a class by its name."""
+"""Share of images outside of class folders that is left out; number of names shown; least images of a class by name."""
 _CAMERAS = {"img", "image", "dsc", "dscn", "dscf", "pxl", "mvimg", "gopr", "photo", "pic", "picture", "frame", "scan"}
 """Words before a number in names of files that are of a camera or a program."""
 _NUMBERED = re.compile(r"(\D*[^\W\d_])[\s_.(-]*\d+\)?")
 _IDENTITY = re.compile(r"(-?\d+)_c\d+")
-"""Names of images of persons or vehicles, as of Market-1501: identity, camera, ..."""
+"""Names of images of persons or vehicles, as in Market-1501: identity, camera, ..."""
 _JUNK = ("-1", "0000")
-"""Identities of Market-1501 that are none."""
+"""Identities in names of Market-1501 that stand for nobody."""
 
 
 def read_layout(
@@ -58,7 +58,7 @@ def read_layout(
         options: what the user states of it.
 
     Raises:
-        UsageError: for what is none of the known layouts, or several.
+        UsageError: for a folder with none of the known layouts, or with several.
     """
     options = options or LayoutOptions()
     options.check()
@@ -163,7 +163,7 @@ class Recogniser:
             place = deeper or inside[0]
 
     def _splits(self, place: str) -> dict[str, str]:
-        """The folder of each split, as far as it has folders of classes; empty without splits outside of classes.
+        """The folder of each split that has folders of classes; empty without splits outside of classes.
 
         Raises:
             UsageError: for two folders of one split, such as val and valid: one would be left out.
@@ -197,7 +197,7 @@ class Recogniser:
     # -- masks and tables
 
     def _masks(self) -> Layout | None:
-        """Images with masks; where folders of classes fit too, the task decides."""
+        """Images with masks; if folders of classes fit too, the task decides."""
         contents, task = self.contents, self.options.task
         folders = contents.with_images(self._place())
         classes = len(folders) > 1 and not any(is_part(name_of(folder)) for folder in folders)
@@ -306,7 +306,7 @@ class Recogniser:
         return classes
 
     def _splits_inside(self, place: str) -> dict[str, dict[str, list[str]]]:
-        """The files of each class of each split, where splits are inside of all classes; empty for other folders."""
+        """The files of each class of each split, if splits are inside of all classes; empty for other folders."""
         contents = self.contents
         splits: dict[str, dict[str, list[str]]] = defaultdict(dict)
         for folder in contents.with_images(place):
@@ -343,7 +343,7 @@ class Recogniser:
         self.left_out += [f"{name_of(f)}/ ({contents.describe(f)})" for f in others]
 
     def _check_parts(self, place: str, reasons: Sequence[UsageError]) -> None:
-        """UsageError where folders are parts of a data set rather than classes, by their names."""
+        """UsageError if folders are parts of a data set rather than classes, by their names."""
         names = [name_of(folder) for folder in self.contents.with_images(place)]
         parts = [name for name in names if is_part(name)]
         several = len({split_of(name) for name in parts} - {None}) > 1
@@ -360,7 +360,7 @@ class Recogniser:
             )
 
     def _check_nested(self, place: str, *, warned: bool) -> None:
-        """UsageError where folders hold folders rather than images, or data sets; a warning where one may.
+        """UsageError if folders hold folders rather than images, or data sets; a warning if one may.
 
         A folder is a data set if it has splits, or a folder named like another class. Folders that hold only folders of
         images are nested classes or data sets if there are several, unless other classes hold images themselves and the
@@ -450,7 +450,7 @@ class Recogniser:
         )
 
     def _training(self, images: Sequence[str]) -> list[str]:
-        """The names of the images without a suffix, of the training images where there are splits."""
+        """The names of the images without a suffix, of the training images if there are splits."""
         known = [file for file in images if "/" in file and split_of(file.partition("/")[0]) == "train"]
         return [PurePosixPath(file).stem for file in known or images]
 

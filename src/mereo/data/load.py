@@ -113,7 +113,7 @@ def load_splits(
         data: a name of `list_datasets()`, or the path of an image folder, of a .zip archive of one, or of a .csv table
             with the columns path, label and maybe split; or of a file or folder of text.
         root: folder of named data sets; when None, the environment variable MEREO_DATA or else the folder data.
-        img_size: height and width of the images that the model takes, or one number for both; of other data None.
+        img_size: height and width of the images that the model takes, or one number for both; None for other data.
         length: number of tokens or points that the model takes, None for images: a path is then one of text.
         in_chans: channels of the images, 1 or 3; the channels of the data set when None.
         crop_pct: side of the model's image over side of the stored one; below 1 batches are cropped.
@@ -191,9 +191,9 @@ def load_split(
 ) -> Images:
     """One of the splits of `load_splits`: "train", "validation" or "test"; the others are not decoded.
 
-    "whole" is what a network that was trained on other images is evaluated on: the test images of a path, else its
-    validation images, and all where it has no splits; of a named data set, the test images. With `unseen`, test images
-    at a path may be of classes that its training images do not have. `info` and `options` are as in `load_splits`.
+    "whole" is for evaluating a network that was trained on other images: the test images of a path, else its
+    validation images, or all images if it has no splits; for a named data set, the test images. With `unseen`, test
+    images at a path may be of classes that its training images do not have. `info`, `options`: as in `load_splits`.
     """
     check_choice("split", split, ("train", "validation", "test", "whole"))
     wanted = Wanted(
@@ -277,7 +277,7 @@ def _stored_size(wanted: Wanted, info: DatasetInfo | None) -> tuple[int, int]:
 
 
 def _chosen_splits(dataset: RawDataset, wanted: Wanted, only: str | None) -> dict[str, RawSplit]:
-    """All splits, or only one; "whole" is what a trained network is evaluated on."""
+    """All splits, or only one; "whole" is for evaluating a trained network."""
     if only == "whole":
         return {only: for_evaluation(dataset.splits)}
     plan = _plan(dataset.splits, wanted.validation_fraction, wanted.seed, wanted.limit)

@@ -48,7 +48,7 @@ of a mask have, with their least share."""
 
 
 class MaskClasses(NamedTuple):
-    """The classes of masks by name, with the colours that masks have where they are no indices."""
+    """The classes of masks by name, with the colours that masks have if they are no indices."""
 
     names: tuple[str, ...]
     colours: Colours = ()
@@ -131,10 +131,10 @@ def mask_classes(
     Masks of black and white, or of few bright grey levels, have these as their colours.
 
     Args:
-        masks: what opens each of them.
-        named: the names in the order of the indices, where they are listed.
-        coloured: names and colours, where they are listed.
-        data: what the masks are of, for messages.
+        masks: functions that open them.
+        named: the names in the order of the indices, if they are listed.
+        coloured: names and colours, if they are listed.
+        data: the name of the data, for messages.
 
     Raises:
         UsageError: for masks of fewer than two classes, and for colours that are not listed.
@@ -170,7 +170,7 @@ def mask_classes(
 def _levels(masks: Iterable[Callable[[], BinaryIO]]) -> set[int]:
     """The indices in masks; a mask that cannot be read is skipped here, and reported when it is read.
 
-    Black and white where nearly all pixels are one of the two and the others are of lossy files or of smooth edges.
+    Black and white if nearly all pixels are one of the two and the others are of lossy files or of smooth edges.
     """
     counts, lossy = np.zeros(VOID + 1, np.int64), False
     with ThreadPoolExecutor() as pool:

@@ -18,7 +18,7 @@ class _Amount(Operation):
 
     amount: float
     most: ClassVar[tuple[float, str]] = (1, "the range of a pixel")
-    """Largest amount, and what it is."""
+    """Largest amount, and its meaning."""
 
     def __post_init__(self) -> None:
         most, what = self.most

@@ -57,7 +57,7 @@ def read_sets(path: Path) -> NamedSets:
 
     Raises:
         UsageError: for no points, points that are not finite or there twice, pointers to points that are not there, and
-            what is no such file.
+            other files.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(f"{path} is not a file of points; give {', '.join(SUFFIXES)}.")

@@ -1,4 +1,4 @@
-"""What pointers to points mean: polygons, tours and triangles, each in one form, and how to find them exactly.
+"""Answers as pointers to points: polygons, tours and triangles, each in one form, and how to find them exactly.
 
 Pointers are numbers from 1; 0 is the end of a sequence, and behind it is padding.
 """
@@ -29,7 +29,7 @@ def counts_of(pointers: Tensor) -> Tensor:
 
 
 def _taken(pointers: Tensor, places: Tensor) -> Tensor:
-    """The pointers at some places, as far as there are any; the end and padding stay."""
+    """The pointers at some places, if there are any; the end and padding stay."""
     inside = torch.arange(pointers.shape[1], device=pointers.device) < counts_of(pointers).unsqueeze(1)
     return torch.where(inside, pointers.gather(1, places), pointers)
 

@@ -20,11 +20,11 @@ TURNS = 4
 
 
 class PointSets(Images):
-    """Sets of points, and of each a sequence of pointers.
+    """Sets of points, with a sequence of pointers for each.
 
     With a generator (training) the points of a set come in a random order and turned by a random number of right
-    angles, and the pointers follow; without (evaluation) they are as they are. Of "sequence", whose answer may depend
-    on the order and the place of the points, nothing is changed.
+    angles, and the pointers follow; without (evaluation) they are as they are. Sets of "sequence" are not changed,
+    because their answer may depend on the order and the place of the points.
 
     Args:
         points: of all sets, padded at the end.

@@ -68,7 +68,7 @@ def download_published(kind: str, root: Path) -> None:
     """Download the files of a class of `torchvision.datasets` without reading them."""
     from torchvision import datasets
 
-    # The constructor of MNIST would open processed/*.pt, where there are such files; `download` needs only the root.
+    # The constructor of MNIST would open processed/*.pt, if there are such files; `download` needs only the root.
     reader = getattr(datasets, kind)
     part = reader.__new__(reader)
     part.root = str(root)
@@ -85,7 +85,7 @@ def array_split(images: Any, labels: Any) -> RawSplit:
     """A split of uint8 (n, c, h, w) and any whole numbers (n,), as arrays or tensors.
 
     Raises:
-        ValueError: where the counts differ.
+        ValueError: if the counts differ.
     """
     if len(images) != len(labels):
         raise ValueError(f"{len(images)} images but {len(labels)} labels")

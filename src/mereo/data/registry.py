@@ -38,13 +38,13 @@ class DatasetInfo:
         files: patterns below the data root; a match shows that the data set is present. Empty for a data set in the
             package.
         path: the folder or file that is read; None for a registered data set.
-        read: reads images from (data root, whether they may be downloaded); None for a path, and where there is `load`.
+        read: reads images from (data root, whether they may be downloaded); None for a path, and if there is `load`.
         load: makes the splits of data that is not stored images, such as text, from the arguments of `load_splits`.
         wrap: makes the served set from the stored images of a split, given the number of samples per image.
         margin: pixels that `wrap` adds to the stored images on every side.
         configure: changes of these facts for given options, its keyword arguments; its docstring lists them for users.
             None for a data set without options.
-        task_options: options of the task that say what the data is, where it is trained on; others may be given.
+        task_options: options of the task that describe the data, for training on it; others may be given.
         layout: the files of each split and the class names of a folder, so that it need not be scanned again.
         opened: the splits of a source whose images are read one by one, so that it need not be opened again, or of
             images in memory.
@@ -152,8 +152,8 @@ def _read_option(option: str, text: str, default: Any) -> Any:
 
 
 def find_dataset(data: str) -> DatasetInfo | None:
-    """The facts of a registered data set, such as "mnist" or, with options, "multimnist:max_shift=6"; None for what is
-    no name of one.
+    """The facts of a registered data set, such as "mnist" or, with options, "multimnist:max_shift=6"; None for any
+    other name.
 
     Raises:
         UsageError: for an option that the data set does not have, and a value that it does not take.

@@ -46,7 +46,7 @@ def open_regular(path: Path) -> BinaryIO:
     """Open a regular file for reading.
 
     Raises:
-        OSError: for a pipe, a device, a socket or a folder, without waiting; and for what cannot be opened.
+        OSError: for a pipe, a device, a socket or a folder, without waiting; and if it cannot be opened.
     """
     # Checked before opening, because opening can already act on a device, and again after it, because the path may
     # change.

@@ -19,7 +19,7 @@ def test_fraction(splits: Mapping[str, object]) -> float:
 def with_test(splits: Mapping[str, RawSplit], data: object, *, warn: bool = True) -> dict[str, RawSplit]:
     """The splits with a test split. A missing one is a stratified share of the training images.
 
-    Validation images choose the epoch, so they serve for testing only where no training image can be spared.
+    Validation images choose the epoch, so they serve for testing only if no training image can be spared.
 
     Args:
         splits: that the source has.

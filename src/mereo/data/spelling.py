@@ -10,7 +10,7 @@ _SHOWN = 5
 def joined(labels: Iterable[str], where: object) -> dict[str, str]:
     """The class of each spelling of a label: the commonest of all that differ only in capitals and outer space.
 
-    Names of one character stay apart, because letters may be the classes. Which were joined is stated in a warning.
+    Names of one character stay apart, because letters may be the classes. A warning names the joined labels.
 
     Args:
         labels: of all images.

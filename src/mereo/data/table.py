@@ -40,7 +40,7 @@ BOXES = ({"xmin", "ymin", "xmax", "ymax"}, {"x1", "y1", "x2", "y2"})
 _LOOKED_FOR = 1000
 """Number of images of a table that are checked for existence at once."""
 _MOST_LISTED = 500_000
-"""Files below the folder of a table that are listed where its paths do not exist."""
+"""Files below the folder of a table that are listed if its paths do not exist."""
 _DELIMITERS = ",;\t"
 _PIXEL_COLUMNS = 64
 _ENOUGH = 0.5
@@ -311,7 +311,7 @@ def table_images(path: Path) -> dict[Path, str]:
 
 
 def _check_there(path: Path, files: Sequence[str]) -> None:
-    """UsageError for a table whose images do not exist: of a long one, some are looked for, evenly spread.
+    """UsageError for a table whose images do not exist: for a long one, some are looked for, evenly spread.
 
     Images that only some rows lack are reported when they are read.
     """
@@ -365,7 +365,7 @@ def layout_of_rows(
         rows: of all splits.
         tree: of the files.
         where: the table, for messages.
-        named: the names of the classes of masks, where they are listed.
+        named: the names of the classes of masks, if they are listed.
         label: the column of the labels.
         evaluation, unseen: as in `read_table`.
     """

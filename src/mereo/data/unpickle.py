@@ -71,7 +71,7 @@ def load_arrays(path: Path) -> dict[str, Any]:
     """The dictionary of arrays, lists and texts in a pickle.
 
     Raises:
-        OSError: for what is not a regular file.
+        OSError: if it is not a regular file.
         ValueError: for a pickle of anything else, or a damaged one.
     """
     with open_regular(path) as file:

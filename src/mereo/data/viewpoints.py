@@ -22,7 +22,7 @@ def takes(elevation: int, azimuth: int, viewpoints: str, familiar: bool) -> bool
 
     Args:
         elevation, azimuth: of the image in degrees.
-        viewpoints: "all" for every image; "azimuth" or "elevation" for those at familiar or novel ones.
+        viewpoints: "all" for every image; "azimuth" or "elevation" for images at familiar or novel ones.
         familiar: whether the familiar ones are taken, as in training, rather than the novel ones.
     """
     if viewpoints == "all":

@@ -17,7 +17,7 @@ from mereo.explain.observation import Observation
 SKEWED = math.log(1.2)
 """How far the cells of a grid may be from squares, as the logarithm of the ratio of their sides."""
 FEWEST = 4
-"""Cells of a grid that is inferred from their number."""
+"""Least number of cells of a grid that is inferred from it."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class AttentionLayer:
         name: of the Coupling module.
         call: its scores, couplings and tiles.
         batch: number of images.
-        senders: where the senders sit.
-        receivers: where the receivers sit; None if they have no place, such as a class token.
+        senders: positions of the senders.
+        receivers: positions of the receivers; None if they have none, such as a class token.
     """
 
     name: str
@@ -54,7 +54,7 @@ class AttentionLayer:
         return self.call.scores.shape[-1] if self.call.tiles is None else self.call.tiles.num_senders
 
     def _couplings(self) -> Tensor:
-        """The couplings that acted, in single precision at least: (batch * tiles, heads, r, s)."""
+        """The couplings in use, in single precision at least: (batch * tiles, heads, r, s)."""
         assert self.call.couplings is not None
         values = self.call.couplings
         return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
@@ -62,7 +62,7 @@ class AttentionLayer:
     def _allowed(self) -> Tensor:
         """Pairs that no mask rules out, in any head: bool (batch * tiles, r, s)."""
         scores, mask = self.call.scores, self.call.mask
-        # What a bias rules out has the lowest score that there is.
+        # A pair that a bias rules out has the lowest possible score.
         allowed = scores > torch.finfo(scores.dtype).min / 2
         return (allowed if mask is None else allowed & mask).any(1)
 
@@ -108,7 +108,7 @@ class AttentionLayer:
         tiled = couplings.unflatten(0, (batch, tiles.count))
         held, sent = self._numbers(tiles.receivers, batch), self._numbers(tiles.senders, batch)
         into = sent.masked_fill(sent < 0, tiles.num_senders).flatten(1)
-        tiled = tiled * (sent >= 0).unsqueeze(2)  # what comes from padding comes from no place
+        tiled = tiled * (sent >= 0).unsqueeze(2)  # padding stands for no place
         out_of = held.clamp(min=0).flatten(1)
         there = (held >= 0).flatten(1)
         sums = weights.new_zeros(weights.shape).scatter_add(1, out_of, tiled.sum(-1).flatten(1) * there)
@@ -133,7 +133,7 @@ def cells_of(count: int, height: int, width: int) -> Grid | None:
 
 
 def _placed(count: int, inputs: tuple[object, ...], tiled: bool, height: int, width: int) -> Grid | None:
-    """Places of senders or receivers for which the network states none; None if they cannot be determined."""
+    """Positions of senders or receivers if the network states none; None if they cannot be determined."""
     if tiled:
         return cells_of(count, height, width)
     maps = inputs[0] if inputs else None
@@ -155,8 +155,8 @@ def _placed(count: int, inputs: tuple[object, ...], tiled: bool, height: int, wi
 def attention_layers(observation: Observation) -> list[AttentionLayer]:
     """The couplings of an observation whose senders are places of the image, in the order of their computation.
 
-    Left out are couplings that are normalised over the receivers, the couplings of capsule routings, and couplings
-    whose senders have no place, such as channels.
+    Couplings that are normalised over the receivers, couplings of capsule routings, and couplings whose senders have
+    no position, such as channels, are left out.
     """
     batch, (_, height, width) = len(observation.scores), observation.image_shape
     layers = []

@@ -93,7 +93,7 @@ def _head(axes: Any, title: str, note: str = "") -> None:
 def _draw_shares(
     axes: Any, image: Tensor, cells: Tensor, grid: Grid, title: str, note: str, uniform: float = 0.0
 ) -> None:
-    """Shares of the places (rows, columns) over an image, white where they are at most `uniform`."""
+    """Shares of the places (rows, columns) over an image; shares of at most `uniform` are white."""
     heat = spread(cells[None], grid, *image.shape[-2:])[0]
     low, high = float(cells.min()), float(cells.max())
     signed = low < -1e-6 * max(high, 1e-6)
@@ -146,7 +146,7 @@ def _gates(observation: Observation, number: int) -> list[tuple[str, Tensor]]:
 
 
 def _gate_maps(observation: Observation, number: int, most: int = MOST_FILTERS) -> list[tuple[str, Tensor, Grid]]:
-    """The mean size of the gates of each place of one image, where gates are of places: (rows, columns)."""
+    """The mean size of the gates at each place of one image, for modules with gates of places: (rows, columns)."""
     maps = []
     for name, kind in observation.trace.kinds.items():
         value = observation.trace[name] if kind == "gates" else None

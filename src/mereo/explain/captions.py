@@ -6,9 +6,9 @@ from mereo.explain.explanation import Explanation
 from mereo.explain.wording import WORDINGS
 
 AGREES, DISAGREES = 0.6, 0.2
-"""Mean rank correlations from which on an explanation is called evidence, and up to which it is not."""
+"""Mean rank correlation from which on an explanation counts as evidence, and up to which it does not."""
 FEW_PARTS = 24
-"""Parts, of all images, below which nothing is concluded from a rank correlation."""
+"""Least number of parts, over all images, for a conclusion from a rank correlation."""
 COUPLINGS = {
     SHARE: "the share of a part's vote for",
     MESSAGES: "a part's share of the messages to",
@@ -51,7 +51,7 @@ def _claim(explanation: Explanation) -> str | None:
 
 
 def about_routings(explanation: Explanation, answer: str) -> list[str]:
-    """What the maps of couplings that are drawn show, in at most one line."""
+    """The meaning of the drawn coupling maps, in at most one line."""
     titles = routing_titles(explanation)
     drawn = {name: each for name, each in explanation.maps.items() if matters(explanation, name)}
     lines = []

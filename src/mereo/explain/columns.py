@@ -22,9 +22,9 @@ class MapColumn:
 
     Attributes:
         title, note: what is above it.
-        label: what the colours mean.
+        label: meaning of the colours.
         heat, cells, grid: the maps of all rows.
-        signed: whether values go to both sides of 0.
+        signed: whether values may be above and below 0.
         start: the value that is white.
     """
 
@@ -39,7 +39,7 @@ class MapColumn:
 
 
 def routing_titles(explanation: Explanation) -> dict[str, str]:
-    """What the picture calls the routing of each coupling map."""
+    """The name in the picture of the routing of each coupling map."""
     maps = explanation.maps
     earlier = sum(m.grid.feeds is not None for m in maps.values())
     titles = {}
@@ -55,7 +55,7 @@ def matters(explanation: Explanation, name: str) -> bool:
 
 
 def map_columns(explanation: Explanation) -> list[MapColumn]:
-    """What hiding a part does, then votes, and couplings of routings and attention that change the answer."""
+    """The columns: effects of hiding a part, votes, and couplings of routings and attention that change the answer."""
     hidden = explanation.occlusion_map
     note = f"{hidden.grid.rows} x {hidden.grid.columns} squares"
     columns = [MapColumn(HIDDEN, note, FALL, hidden.heat, hidden.cells, hidden.grid, signed=True)]

@@ -6,12 +6,12 @@ where s = sum_s c_s vote_s is the capsule before it is squashed to v. A squash k
 length before the squash; a negative contribution is a vote against. A learned bias belongs to no sender and is left
 out.
 
-Where the senders of the class routing have no place, because an earlier routing made them, the contributions are those
-of the earlier senders n. A squash multiplies a capsule r by a number g_r, and votes are linear in the poses, so that
+If the senders of the class routing have no position, because an earlier routing made them, contributions are computed
+for the earlier senders n. A squash multiplies a capsule r by a number g_r, and votes are linear in the poses, so that
 
     contribution_n = sum_r g_r c_rn <vote_rn, a_r>,   a_r = the derivative of all contributions by the pose of r
 
-sums to the same length, but for biases.
+sums to the same length, apart from biases.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def exchange_contributions(exchange: Exchange, couplings: Tensor, images: Tensor
     """The contribution of each sender of a routing to the length of its receivers, before the squash.
 
     Args:
-        exchange, couplings: the pass through the routing and the couplings of it, both from an observation.
+        exchange, couplings: the pass through the routing, and its couplings, both from an observation.
         images, receivers: index of the image and of the receiver of each pair, int64 (pairs,).
 
     Shapes: couplings (batch, heads, receivers, senders) -> (pairs, senders), or None for a module without a method
@@ -66,13 +66,13 @@ def vote_contributions(observation: Observation, classes: Tensor | None = None) 
 def placed_contributions(observation: Observation, classes: Tensor | None = None) -> list[tuple[Tensor, Grid]]:
     """What each sender that has a place adds to the length of a class capsule, before the squash, grid by grid.
 
-    Those are the senders of the class routing, or where they have no place, of the routings that made all of them.
+    These are the senders of the class routing; if they have no position, the senders of the routings that made them.
 
     Args:
         observation: what the model did, from `observe`.
         classes: which class to explain for each image, (batch,); the predicted one when None.
 
-    Shapes: -> contributions (batch, senders of the grid) of each grid; empty where no sender has a place.
+    Shapes: -> contributions (batch, senders of the grid) of each grid; empty if no sender has a position.
     """
     chosen = chosen_classes(observation.scores, classes)
     contributions, grid = vote_contributions(observation, chosen), observation.grids.get(observation.class_coupling)

@@ -10,7 +10,7 @@ how much the class relied on r:
     cross-agreement   w_r ~ sum of c_class,k over the coarse capsules k for which r was the witness, the fine capsule
                       whose vote agreed best with the vote of k and which therefore set the score of k
 
-In a chain of routings, the weights of receivers r that another earlier routing reads are its map.
+In a chain of routings, the map of one routing gives the weights w_r for the routing before it.
 
 A plain mean over r would be constant where couplings sum to one over the receivers.
 """
@@ -38,9 +38,9 @@ class CouplingMap:
         heat: the same over the image, (batch, height, width).
         grid: positions of the senders.
         num_receivers: how many capsules the coupling leads to.
-        over: what its couplings sum to one over: "receivers" (each part divides its vote), "senders", "both", or
+        over: axis along which its couplings sum to one: "receivers" (a part divides its vote), "senders", "both", or
             "none" for factors of any sign.
-        uniform: what a coupling is on average, the value of all if they were uniform; 0 for factors.
+        uniform: the mean coupling, which all couplings would have if they were uniform; 0 for factors.
     """
 
     name: str
@@ -59,7 +59,7 @@ def receiver_weights(observation: Observation, classes: Tensor, first: int, coun
     Args:
         observation: from `observe`.
         classes: the class explained, (batch,).
-        first, count: which of the capsules that the class routing reads the receivers are.
+        first, count: the first receiver and their number, among the capsules that the class routing reads.
     """
     row, exchange = observation.class_row(classes), observation.exchanges[observation.class_coupling]
     if isinstance(exchange.module, Witnessed):

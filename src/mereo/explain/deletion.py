@@ -2,7 +2,7 @@
 
     fall_s = score_class(image) - score_class(image with part s in the image's mean colour)
 
-An explanation is evidence as far as the two agree in rank over the parts of an image.
+An explanation is evidence to the extent that falls and claims agree in rank over the parts of an image.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,9 +21,9 @@ from mereo.inference.mode import evaluating
 from mereo.models import VisionModel
 
 MOST_PARTS = 64
-"""Parts that are hidden one by one; of a finer map, larger squares are."""
+"""Largest number of parts that are hidden one by one; for a finer map, larger squares are hidden."""
 FEWEST_PARTS = 3
-"""Parts that a rank correlation needs."""
+"""Least number of parts for a rank correlation."""
 _BATCH = 64
 
 
@@ -53,7 +53,7 @@ class DeletionTest:
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """Ranks within each row, equal values sharing the mean of theirs. Shapes: (batch, n) -> float64 (batch, n)."""
+    """Ranks within each row; equal values get their mean rank. Shapes: (batch, n) -> float64 (batch, n)."""
     wide = values.double()
     below = (wide.unsqueeze(-1) > wide.unsqueeze(-2)).sum(-1)
     equal = (wide.unsqueeze(-1) == wide.unsqueeze(-2)).sum(-1)
@@ -95,7 +95,7 @@ def hidden_scores(model: VisionModel, images: Tensor, boxes: Sequence[Box]) -> T
 
 @torch.no_grad()
 def _hidden(model: VisionModel, images: Tensor, boxes: Sequence[Box], of: Callable[[Tensor], Tensor]) -> Tensor:
-    """What `of` makes of the outputs, with each box hidden: (batch, boxes, ...)."""
+    """`of(outputs)` with each box hidden: (batch, boxes, ...)."""
     mean = images.mean((2, 3), keepdim=True)
     height, width = images.shape[-2:]
     rows, columns = torch.arange(height, device=images.device), torch.arange(width, device=images.device)
@@ -124,10 +124,10 @@ def _pooled(heat: Tensor, boxes: Sequence[Box]) -> Tensor:
 def deletion_test(
     model: VisionModel, images: Tensor, outputs: Tensor, target: Target, claimed: Tensor, grid: Grid
 ) -> DeletionTest | None:
-    """Hide each part of the images in turn, and compare with what an explanation claims of it.
+    """Hide each part of the images in turn, and compare the effect with what an explanation claims.
 
-    Of a map with more than 64 parts, squares of 8 along the shorter side are hidden, and its mean over each is what is
-    claimed. None for fewer than 3 parts.
+    For a map with more than 64 parts, squares are hidden, 8 along the shorter side, and the claim is the map's mean
+    over each square. None for fewer than 3 parts.
 
     Args:
         model: any network of images.

@@ -57,24 +57,24 @@ class Explanation:
     Attributes:
         scores: of the classes, (batch, classes): the lengths of the class capsules, or logits, see `kind`; the outputs
             of a network of another kind.
-        kind: of the scores, see `VisionModel.score_kind`; "outputs" where the task is not to choose a class.
-        predicted: the class of the highest score, int64 (batch,); -1 where the outputs are no scores of classes.
-        explained: the class that maps and contributions are about, int64 (batch,); -1 where a function is explained.
+        kind: of the scores, see `VisionModel.score_kind`; "outputs" if the task is not to choose a class.
+        predicted: the class of the highest score, int64 (batch,); -1 if the outputs are not class scores.
+        explained: the class that maps and contributions are about, int64 (batch,); -1 if a function is explained.
         value: what is explained, (batch,): the score of that class, or what the function gives.
         maps: of the couplings, by their names; empty when no sender has a place on the image.
         contributions: of every sender of the class routing to the length of the class capsule before the squash,
             (batch, senders); None for a routing whose votes are not known.
         contribution_maps: the same over the image, a map for each grid of senders; senders of an earlier routing
             are shown if the senders of the class routing have no position; empty if no sender has one.
-        occlusion_map: what hiding a place costs.
-        attention: shares of the places, by what they are: "class attention", mean over the heads of the last layer with
+        occlusion_map: how much hiding a place lowers the score.
+        attention: shares of the places, by kind: "class attention", mean over the heads of the last layer with
             a class token, and "rollout", see `attention_rollout`; empty for a network without attention between places.
         rebuilt: the reconstruction from the explained class capsule, (batch, channels, height, width); None without
             a decoder.
         sides: height and width of the images.
         deletion: the effect of hiding each part, compared with its contribution by votes, attention
             or couplings; None without such a map, and for fewer than 3 parts.
-        uniform: of the couplings behind each of `maps` and `attention`, whether they matter for the answer; empty where
+        uniform: of the couplings behind each of `maps` and `attention`, whether they matter for the answer; empty if
             a function is explained.
         trace_shapes: (batch, heads, receivers, senders) of the couplings, by name, and the shapes of signals.
     """
@@ -113,8 +113,8 @@ def explain(model: VisionModel, images: Tensor, *, target: Target | None = None)
         model: any network of images; it runs in evaluation mode.
         images: in [0, 1], not normalised.
         target: the class to explain, one for all images or int64 (batch,); the predicted one when None. Or a function
-            from the outputs to one number for each image, (batch,), which a network without classes needs: what
-            routings say of a class is then left out.
+            from the outputs to one number for each image, (batch,), which a network without classes needs: maps
+            and contributions for a class are then left out.
 
     Shapes: images (batch, channels, height, width).
 
@@ -190,7 +190,7 @@ def _attention(observation: Observation) -> dict[str, AttentionMap]:
 
 
 def _shapes(observation: Observation) -> dict[str, tuple[int, ...]]:
-    """Shapes of what was recorded, of couplings inside tiles over the whole image."""
+    """Shapes of what was recorded; couplings inside tiles count over the whole image."""
     shapes, trace, batch = {}, observation.trace, len(observation.scores)
     for name, kind in trace.kinds.items():
         tiles = trace.calls(name)[-1].tiles if kind == "couplings" else None

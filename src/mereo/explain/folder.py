@@ -39,8 +39,8 @@ class Shown(NamedTuple):
     Attributes:
         names: of the images.
         images: (batch, channels, height, width) in [0, 1].
-        labels: the true classes, int64 (batch,), -1 where one is not known; None for none.
-        large: the images at a multiple of their size, to show in their place; None for none.
+        labels: the true classes, int64 (batch,), -1 for an unknown one; None if all are unknown.
+        large: the images at a multiple of their size, which are shown instead; None to show `images`.
     """
 
     names: Sequence[str]
@@ -59,7 +59,7 @@ class Shown(NamedTuple):
 
 
 Batches = Iterable[Shown | tuple[Sequence[str], Tensor]]
-"""Batches of images with their names, and maybe their labels."""
+"""Batches of images with their names, and labels if known."""
 LONGEST = 120
 """Longest part of an image's name in the name of its file, in bytes."""
 
@@ -94,11 +94,11 @@ def index_files(folder: Path, kinds: Sequence[str], batches: int) -> list[Path]:
 def write_page(model: VisionModel, batches: Batches, path: str | Path, *, keep: int = 3) -> Path:
     """Write the parse trees of images as one HTML page that needs no other file.
 
-    For a network without routing to its classes the page says so, and shows what hiding each place costs.
+    For a network without routing to its classes the page says so, and shows the effect of hiding each place.
 
     Args:
         model: any classifier.
-        batches: see `Shown`; names of images and the images themselves, in [0, 1], not normalised, will do.
+        batches: see `Shown`; pairs of names and images in [0, 1], not normalised, are enough.
         path: of the file.
         keep: votes shown for each capsule.
     """
@@ -131,7 +131,7 @@ def _add_tree(add: AddSection, tree: ParseTree, name: str, picture: bytes) -> No
 
 
 def _add_hidden(add: AddSection, observation: Observation, batch: Shown) -> None:
-    """Add a batch to a page for a network without parse trees: for each image, what hiding each place costs."""
+    """Add a batch to a page for a network without parse trees: for each image, the effect of hiding each place."""
     names = class_names(observation.model)
     drops, grid = occlusion_maps(observation.model, batch.images)
     heat = spread(drops, grid, *batch.images.shape[-2:]).cpu()
@@ -160,12 +160,12 @@ def write_explanations(
 
     explanation.png, explanation-2.png, ...     lengths, couplings and votes, a picture a batch
     gradients.png, gradients-2.png, ...         input gradients, a picture a batch
-    trees.html                                  the parse trees of all images, where there are any
+    trees.html                                  the parse trees of all images, if there are any
     attention/, trees/, sweeps/                 attention, parse trees and pose sweeps, a picture an image
 
     Args:
         model: any classifier.
-        batches: see `Shown`; names of images and the images themselves, in [0, 1], not normalised, will do.
+        batches: see `Shown`; pairs of names and images in [0, 1], not normalised, are enough.
         folder: to write into.
         kinds: what to write: "picture", "gradients", "attention", "page", "trees", "sweeps"; all that the network
             supports when None.

@@ -19,7 +19,7 @@ from mereo.models import VisionModel
 from mereo.pictures import save_figure
 
 BRIGHTEST = 0.995
-"""Quantile of the pixels that gets the strongest colour: otherwise single pixels would make the others pale."""
+"""Quantile of pixel values that gets the strongest colour: otherwise a few pixels would make the others pale."""
 
 
 def draw_gradients(
@@ -37,7 +37,7 @@ def draw_gradients(
 
     Args:
         model: any classifier.
-        images: in [0, 1], not normalised; of more than 12 the first 12 are drawn, and the caption states this.
+        images: in [0, 1], not normalised; at most 12 are drawn, the first ones, and the caption states this.
         path: of the file.
         titles: a line above each image.
         classes: which class to explain for each image, (batch,); the predicted one when None.

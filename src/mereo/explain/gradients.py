@@ -1,6 +1,6 @@
-"""Which pixels a prediction depends on: gradients with respect to the image, of the score of a class or another target.
+"""Which pixels a prediction depends on: gradients of a class score, or another target, with respect to the image.
 
-These two formulas are not taken from captum, which would be one more dependency for a few lines.
+The two formulas are written out here: captum would be one more dependency for a few lines.
 """
 
 import torch
@@ -27,7 +27,7 @@ def _gradients(model: VisionModel, images: Tensor, target: Target | None) -> tup
 
 
 def input_gradients(model: VisionModel, images: Tensor, target: Target | None = None) -> Tensor:
-    """The derivative of the score of a class by each pixel; of a capsule classifier, of a length.
+    """The derivative of a class score by each pixel; the score of a capsule classifier is a length.
 
     gradient = d score_class / d image,   or d target(outputs) / d image
 
@@ -55,7 +55,7 @@ def integrated_gradients(
 
     Args:
         model, images, target: as for `input_gradients`.
-        steps: at which the gradient is taken, a batch of images each.
+        steps: number of points at which the gradient is taken; each runs the whole batch.
 
     Shapes: (batch, channels, height, width) -> the same.
 

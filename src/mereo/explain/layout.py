@@ -53,7 +53,7 @@ def make_sheet(rows: int, image_size: tuple[int, int], pictures: int, letters: i
         image_size: (height, width); pictures have its proportions, up to 1 : 3.
         pictures: pictures in a row.
         letters: in the longest name next to the bars.
-        caption: sentences at the foot, each on a line of its own, or on several where the sheet is narrow.
+        caption: sentences at the foot, each on a line of its own, or on several if the sheet is narrow.
     """
     tall = min(max(image_size[0] / image_size[1], 1 / 3), 3.0)
     wide = WIDE * min(1.0, tall**-0.5)

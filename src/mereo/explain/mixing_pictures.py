@@ -13,8 +13,8 @@ ACROSS, SIDE, TITLE = 5, 1.9, 0.36
 
 
 def draw_mixing_matrices(matrices: Mapping[str, Tensor], title: str, path: Path) -> None:
-    """A panel for each matrix. Where all entries are positive, white is 0 and dark the largest; otherwise red is
-    positive and blue negative. Of complex numbers the real part is drawn.
+    """A panel for each matrix. If all entries are positive, white is 0 and dark the largest; otherwise red is
+    positive and blue negative. Of complex entries the real part is drawn.
 
     Args:
         matrices: name -> (receivers, senders), or (batch, heads, receivers, senders); the first of these are drawn.

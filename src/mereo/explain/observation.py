@@ -1,4 +1,4 @@
-"""One watched pass of a model: what went into each module that couples, what came out, and the couplings."""
+"""One watched pass of a model: inputs and outputs of each module with couplings, and the couplings."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -50,7 +50,7 @@ class Observation:
 
     Attributes:
         model: the model, unwrapped.
-        scores: of the classes, (batch, classes); of a network of another kind its outputs.
+        scores: of the classes, (batch, classes); for a network of another kind, its outputs.
         capsules: poses (batch, classes, pose) and activations (batch, classes); None for a network without capsules.
         trace: couplings by module name.
         exchanges: the passes through the modules that hold them, by the coupling's name.
@@ -68,7 +68,7 @@ class Observation:
 
     @property
     def grids(self) -> dict[str, Grid]:
-        """Where the senders of each routing sit, by its coupling's name, as far as they have a place.
+        """Positions of the senders of each routing that has any, by its coupling's name.
 
         Attention, as in a backbone, is no routing: see `attention_layers`.
         """
@@ -82,7 +82,7 @@ class Observation:
         return name in self.exchanges and hasattr(self.exchanges[name].module, "votes")
 
     def class_row(self, classes: Tensor) -> Tensor:
-        """The couplings of the senders of the class routing with one class an image, mean over heads.
+        """The couplings between the class routing's senders and one class for each image, mean over heads.
 
         Shapes: classes (batch,) -> (batch, senders).
         """
@@ -119,13 +119,13 @@ def ready(model: VisionModel, images: Tensor) -> tuple[VisionModel, Tensor]:
 
 
 def normalised(model: VisionModel, images: Tensor) -> Tensor:
-    """Images in [0, 1] as the model was trained to see them; the same where it has no `pretrained_cfg`."""
+    """Images in [0, 1] as the model was trained to see them; unchanged without `pretrained_cfg`."""
     cfg = getattr(model, "pretrained_cfg", None)
     return images if cfg is None else normalise(images, cfg["mean"], cfg["std"])
 
 
 def observe(model: VisionModel, images: Tensor, *, target: Target | None = None) -> Observation:
-    """Run the model once on images in [0, 1], in evaluation mode and without gradients, and keep what it did.
+    """Run the model once on images in [0, 1], in evaluation mode and without gradients, and keep what it computed.
 
     The images are normalised by the model's `pretrained_cfg` (not at all if it has none) and moved to its
     device. Its mode, training or evaluation, is as before afterwards.

@@ -1,4 +1,4 @@
-"""Which places of an image a prediction depends on: the score of its class, or another target, without each of them."""
+"""Which places of an image a prediction depends on: the class score, or another target, with each place hidden."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from mereo.inference.mode import evaluating
 from mereo.models import VisionModel
 
 CELLS, WINDOW = 8, 2
-"""Squares along the shorter side of an image, and how many of them a side of what is hidden has."""
+"""Number of squares along the shorter side of an image, and along the side of the hidden window."""
 
 
 def occlusion_grid(height: int, width: int, cells: int = CELLS) -> Grid:
@@ -32,9 +32,9 @@ def occlusion_maps(
         model: any network of images; it runs in evaluation mode, once for each window, and is left as it was.
         images: in [0, 1], not normalised.
         target: the class to explain, one for all images or int64 (batch,); or a function from the outputs to (batch,),
-            whose fall it then is. The predicted class when None.
+            in place of the score. The predicted class when None.
         cells: squares along the shorter side.
-        window: squares along the side of what is hidden at a time, one square further each time; 1 hides each square by
+        window: squares along the side of the hidden window, which moves by one square; 1 hides each square by
             itself.
 
     Shapes: images (batch, channels, height, width) -> (batch, rows, columns), and the grid of the squares.

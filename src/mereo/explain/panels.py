@@ -18,9 +18,9 @@ MOST_NUMBERED = 9
 ROOM_FOR_NUMBER = 0.2
 """Least width of a cell that can hold a number, as a share of the image's width."""
 LEAST_NUMBERED = 0.02
-"""Largest value of a map below which two decimals do not tell its numbers apart."""
+"""If a map's largest value is below this, two decimals do not tell its numbers apart."""
 MOST_RULED = 32
-"""Cells along a side between which lines are drawn; the lines of more would cover the picture."""
+"""Most cells along a side for which lines between cells are drawn; more lines would cover the picture."""
 LONGEST_NAME = 12
 LONGEST_TITLE = 26
 
@@ -51,7 +51,7 @@ def draw_title(axes: Any, title: str) -> None:
 
 
 def shown_classes(scores: Tensor, wanted: set[int]) -> list[int]:
-    """The classes to draw bars of: all in order, or the highest of many, those wanted always among them."""
+    """The classes to draw bars of: all in order, or the highest of many; `wanted` ones are always included."""
     if len(scores) <= MOST_BARS:
         return list(range(len(scores)))
     longest = [c for c in scores.argsort(descending=True).tolist() if c not in wanted]

@@ -53,18 +53,18 @@ def draw_explanation(
 ) -> Path:
     """Draw the explanations of a few images, one a row, as PNG.
 
-    Columns: the image; the scores of the classes (the ten highest of more); what hiding each place costs; which parts
-    voted for the class and which against it; couplings of routings and attention, on a scale that begins where they
-    are uniform, if replacing them by uniform ones changes an answer; the reconstruction.
+    Columns: the image; the scores of the classes (at most the ten highest); effects of hiding each place; which parts
+    voted for the class and which against it; couplings of routings and attention, on a scale that begins at their
+    uniform value, if replacing them by uniform ones changes an answer; the reconstruction.
 
     Args:
         model: any classifier.
-        images: in [0, 1], not normalised; of more than 12 the first 12 are drawn, and the caption states this.
+        images: in [0, 1], not normalised; at most 12 are drawn, the first ones, and the caption states this.
         path: of the file.
         titles: a line above each image.
-        true_labels: the class of each image, -1 where it is not known, or several an image: (batch,) or (batch, k).
+        true_labels: the class of each image, -1 if it is not known, or several for each image: (batch,) or (batch, k).
         classes: which class to explain for each image, (batch,); the predicted one when None.
-        shown: the images at a multiple of their size, to draw in their place.
+        shown: the images at a multiple of their size, which are drawn instead.
 
     Shapes: images (batch, channels, height, width), shown (batch, channels, k height, k width).
     """

@@ -19,14 +19,14 @@ class Box(NamedTuple):
 
 
 def sender_places(model: nn.Module) -> dict[str, Grid | None]:
-    """The grid on which the senders of each coupling sit, by the coupling's name; None when they have no place."""
+    """The grid of the senders of each coupling, by the coupling's name; None if they have no position."""
     return {name: module.senders for name, module in model.named_modules() if isinstance(module, Coupling)}
 
 
 def box_of(cell: int, grid: Grid, height: int, width: int) -> Box:
     """The patch of the image that the sender in a cell of a grid reads, clipped to the image.
 
-    The box is a step wide, or as wide as reaches from the first sender's centre to the edge of the image.
+    The box is one step wide, or wide enough to reach from the first sender's centre to the edge of the image.
     """
     row, column = divmod(cell, grid.columns)
     half, x, y = max(grid.first, grid.step / 2), grid.first + column * grid.step, grid.first + row * grid.step

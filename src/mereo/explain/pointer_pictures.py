@@ -1,4 +1,4 @@
-"""Couplings of a network of pointers: at each step of its search the share of every point, and of the end."""
+"""Couplings of a pointer network: the share of every point, and of the end, at each step of its search."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ MOST_SETS, ACROSS = 12, 4
 
 
 def draw_pointers(model: Any, sets: NamedSets, path: Path) -> Path:
-    """Two panels for each set: its points with what is found, and the couplings, a row for each step.
+    """Two panels for each set: its points with the answer found, and the couplings, a row for each step.
 
     Points are numbered from 0, as in files; the first column is the end. At most 12 sets are drawn.
 

@@ -1,4 +1,4 @@
-"""Attention as maps over the image: what the class token attends to, and where it all comes from, layer by layer.
+"""Attention as maps over the image: what the class token attends to, and the rollout through all layers.
 
 Source: Abnar, Zuidema 2020, arXiv:2005.00928, section 3.1, for rollout.
 """
@@ -32,8 +32,8 @@ class AttentionMap:
 def class_attention(observation: Observation) -> list[AttentionMap]:
     """Attention of the class token to places, for each layer that has one and by head, in the order of the layers.
 
-    The token that stands for the whole image is a single receiver without a place, or the first receiver where the
-    positions have a prefix. What it takes from itself is left out, so the shares of a head sum to at most one.
+    The token that stands for the whole image is a single receiver without a position, or the first receiver if the
+    positions have a prefix. Its coupling with itself is left out, so the shares of a head sum to at most one.
     """
     maps = []
     for layer in attention_layers(observation):
@@ -56,11 +56,11 @@ def _resized(weights: Tensor, old: Grid, new: Grid) -> Tensor:
 
 
 def _back(layer: AttentionLayer, token: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights of what leaves a layer as weights of what enters it.
+    """Weights of a layer's outputs, passed back to its inputs.
 
     Args:
         token: weight of the class token, (batch,).
-        cells: of the cells of the receivers; of the senders where only the class token is a receiver: (batch, cells).
+        cells: weights of the receivers' cells; of the senders' if only the class token is a receiver: (batch, cells).
     """
     prefix = layer.senders.prefix
     if layer.receivers is None:
@@ -109,7 +109,7 @@ def attention_rollout(observation: Observation) -> AttentionMap | None:
         token, cells = _back(layer, token, cells)
         grid = layer.senders
     total = cells.sum(1, keepdim=True)
-    # Where nothing comes from a place, all places count the same.
+    # If no place contributes, all places count the same.
     shares = torch.where(total > 0, cells / total.clamp(min=torch.finfo(cells.dtype).tiny), 1 / cells.shape[1])
     names = tuple(layer.name for layer in layers)
     return AttentionMap(shares.unflatten(1, (grid.rows, grid.columns)), grid, names)

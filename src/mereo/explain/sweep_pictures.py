@@ -30,7 +30,7 @@ def draw_pose_sweep(
         original: the image itself, in [0, 1].
         path: of the file.
         title: above the image.
-        note: below it, for example which capsule was moved.
+        note: below the image, for example which capsule was moved.
 
     Shapes: images (pose, steps, channels, height, width), offsets (steps,), original (channels, height, width).
     """

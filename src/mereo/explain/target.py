@@ -17,7 +17,7 @@ _EXAMPLES = {
 
 
 def chosen_classes(scores: Tensor, classes: Tensor | None) -> Tensor:
-    """The class to explain for each image: the one asked for, else the class of the highest score.
+    """The class to explain for each image: the given one, or else the class of the highest score.
 
     Shapes: scores (batch, classes) -> int64 (batch,).
     """
@@ -52,7 +52,7 @@ def check_scores(model: VisionModel, outputs: Tensor) -> None:
 
 
 def resolve_target(model: VisionModel, outputs: Tensor, target: Target | None) -> Tensor | Callable[[Tensor], Tensor]:
-    """The classes of the images, int64 (batch,): those asked for, else the predicted ones; a function as it is."""
+    """The classes of the images, int64 (batch,): the given ones, else the predicted ones; a function stays as it is."""
     if callable(target) and not isinstance(target, Tensor):
         check_finite(outputs)
         return target
@@ -61,7 +61,7 @@ def resolve_target(model: VisionModel, outputs: Tensor, target: Target | None) -
 
 
 def value_of(outputs: Tensor, target: Tensor | Callable[[Tensor], Tensor]) -> Tensor:
-    """What is explained, (batch,): the score of a class, or what a function makes of the outputs.
+    """The explained value, (batch,): the score of a class, or the function of the outputs.
 
     Raises:
         UsageError: for a function that does not give one number for each image.

@@ -16,7 +16,7 @@ from mereo.inference.mode import evaluating
 from mereo.models import VisionModel
 
 LEAST = 0.05
-"""Change of the bar of a class, between 0 and 1, from which on couplings matter where no answer changes."""
+"""Change of the bar of a class, between 0 and 1, from which on couplings matter even if no answer changes."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class UniformTest:
 
     Attributes:
         answers: whether another class has the highest score, bool (batch,).
-        change: of the score of the explained class, of logits of its softmax, (batch,).
+        change: of the score of the explained class, or for logits of its softmax, (batch,).
     """
 
     answers: Tensor

@@ -9,10 +9,10 @@ from mereo.models import VisionModel
 
 
 class Votes(NamedTuple):
-    """Words for what votes add to.
+    """Words for the quantity that votes add to.
 
     Attributes:
-        target: a word for it.
+        target: its name.
         maps: what a map of votes shows; {score} is a single score.
         edges: what the number at an edge of a parse tree is.
         capsule: the target for one capsule; {} is its name.
@@ -30,7 +30,7 @@ TO_LENGTH = Votes(
     "A number is what a vote adds to the length of the capsule above (red) or subtracts from it (blue).",
     "the length of {} before the squash",
 )
-"""Of capsules whose length, before a squash, is the score."""
+"""For capsules whose length, before a squash, is the score."""
 TO_POSE = Votes(
     "pose",
     "Votes: what each part adds to the pose of that capsule, along its direction; the {score} is computed from more"
@@ -46,9 +46,9 @@ class Wording(NamedTuple):
     Attributes:
         column: heading of the bars, and the line below it.
         one: a single score.
-        raises, lowers: what a change of a pixel does.
+        raises, lowers: the effect of a change of a pixel.
         best: the highest score.
-        votes: what the votes for a class add to.
+        votes: words for the quantity that votes for a class add to.
     """
 
     column: tuple[str, str]

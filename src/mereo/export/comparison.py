@@ -50,7 +50,7 @@ def cells(row: Row) -> tuple[str, ...]:
 def measured_cells(
     rows: Sequence[Row], measured: Mapping[str, Mapping[str, float | None]]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Headings and rows of a table of further measurements, shares in percent; what no network has is left out."""
+    """Headings and rows of further measurements, shares in percent; columns without any value are left out."""
     names = [name for name in next(iter(measured.values())) if name not in WITHOUT_COLUMN]
     names = [name for name in names if any(each[name] is not None for each in measured.values())]
 
@@ -132,7 +132,7 @@ def write_comparison(
     verdicts: Sequence[str] = (),
     curves: Mapping[str, Curves] = MappingProxyType({}),
 ) -> list[Path]:
-    """comparison.md, .csv, .json and .png in a folder, with curves.png where there are curves.
+    """comparison.md, .csv, .json and .png in a folder, with curves.png if there are curves.
 
     Args:
         measured: further measurements by network.

@@ -64,7 +64,7 @@ def save_pretrained(
 
     Args:
         model: made by `create_model` or `load`.
-        folder: made where it is not there; files of the same names are replaced.
+        folder: made if it is not there; files of the same names are replaced.
         record: data, seed, epoch, results and command of the run; what the weight file states by default.
         card: whether README.md is written too.
     """

@@ -44,8 +44,8 @@ class Exported:
     """One form that was written and checked.
 
     Attributes:
-        form, precision: what it is.
-        path: of its file; of its weights where it has several.
+        form, precision: of the export.
+        path: of its file; of its weights if it has several.
         files: all of its files.
         difference: the largest of a score from the float32 network's, relative to scores above 1.
         batches: batch sizes tried.

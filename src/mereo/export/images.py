@@ -24,7 +24,7 @@ class AtHand(NamedTuple):
 
     Attributes:
         name: of the data set.
-        test: what accuracy is measured on.
+        test: images that accuracy is measured on.
         training: a few training images (n, channels, height, width), normalised.
     """
 

@@ -15,7 +15,7 @@ from mereo.inference.temperature import calibration_of
 from mereo.models import VisionModel
 
 FIXED = 2**22
-"""Of Pillow's fixed-point weights. Their products with pixels are exact in double precision."""
+"""Scale of Pillow's fixed-point weights. Their products with pixels are exact in double precision."""
 
 
 def _weights(side: Tensor, start: Tensor, length: Tensor, count: int) -> Tensor:
@@ -94,7 +94,7 @@ class Preprocessing(nn.Module):
 
 
 class FromPixels(nn.Module):
-    """A network behind its preprocessing, with the probabilities of `mereo predict` where its weights are calibrated.
+    """A network behind its preprocessing, with the probabilities of `mereo predict` if its weights are calibrated.
 
     Shapes: uint8 (batch, height, width, 3) in RGB -> (batch, classes), scores or a pair of scores and probabilities.
     """

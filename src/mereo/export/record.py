@@ -14,10 +14,10 @@ from mereo.training.results import read_results
 from mereo.training.run_folder import INCIDENTAL, RunFolder
 
 FILLED_IN = ("img_size", "in_chans", "augment", "mean", "std", "validation_fraction", "loss")
-"""Fields that a run fills in where they are left open."""
+"""Fields that a run fills in if they are not given."""
 STATED_FIRST = {"model", "data", "recipe"}
 CHOSEN = ("img_size", "epochs", "batch_size", "lr", "warmup_epochs", "augment", "sampler")
-"""Fields that `mereo train` chooses from the data where no recipe is given, so that a command must state them."""
+"""Fields that `mereo train` chooses from the data if no recipe is given, so that a command must state them."""
 
 
 def run_of(weights: Path) -> RunFolder | None:
@@ -65,7 +65,7 @@ def _still_filled_in(given: Mapping[str, Any], base: TrainConfig, config: TrainC
 
 
 def command_of(config: TrainConfig) -> str:
-    """The command line of a run: what differs from its recipe or the defaults, and matters to what it computes."""
+    """The command line of a run: options that differ from its recipe or the defaults, and affect its results."""
     if config.recipe is not None and is_recipe(config.recipe):
         base = apply_recipe(config.recipe, config.model, config.data)
         words = ["--recipe", str(base.recipe)]

@@ -45,7 +45,7 @@ class Row:
         macs: multiply-adds of one image forward.
         memory: bytes that a training step takes at its peak, measured or estimated.
         values: of the metric on the test images, one a seed.
-        chosen_on: what chose the epoch of the weights.
+        chosen_on: the data that chose the epoch of the weights.
         test_images: how many there are.
         train_rate: images a second in training, as the runs measured it, the median of the seeds.
         rate: images a second in inference, all networks timed in turn.
@@ -128,7 +128,7 @@ def run_comparison(
     quiet: bool = False,
     insert: Sequence[str] = (),
 ) -> list[Row]:
-    """Train what is not finished, and return one row per network.
+    """Train unfinished networks, and return one row per network.
 
     Every network is built and its memory estimated before anything is trained, so that a wrong argument fails at once.
 
@@ -136,7 +136,7 @@ def run_comparison(
         texts: networks and recipes, see `parse_variant`.
         overrides: fields of the configuration that are the same for all; `data` must be among them.
         plain: a plain baseline network, "auto" for one of about the same size, or "none".
-        family: names mean networks even where a recipe has the same name. Because there are many, a step of each
+        family: names mean networks even if a recipe has the same name. Because there are many, a step of each
             that is not finished is timed first, to print how long all trainings take; the memory of a step is measured.
         quiet: whether the trainings print nothing.
         insert: mechanisms that each network is compared with, see `make_study`.

@@ -30,7 +30,7 @@ COARSE = 8 * 2**-8
 
 
 UNCHECKED = ".unchecked-"
-"""Start of the name of a folder of files that are not checked yet."""
+"""Prefix of the names of folders with unchecked files."""
 OF_ANY_INPUTS = ("torch", "hub")
 """Forms of networks that read something else than images."""
 CHECKED_SIZES = ((1, 3), (48, 48), (61, 90), (350, 200))
@@ -78,7 +78,7 @@ def check_inputs(model: VisionModel, forms: Sequence[str], precision: str) -> No
 
 
 def pixels_differ(score: Scorer, model: VisionModel) -> float:
-    """The largest difference between the scores of pixels and what `mereo predict` gives for files of them."""
+    """The largest difference between the scores for pixels and the scores of `mereo predict` for files of them."""
     generator, largest = torch.Generator().manual_seed(0), 0.0
     with tempfile.TemporaryDirectory() as folder:
         for number, (height, width) in enumerate(CHECKED_SIZES):

@@ -65,7 +65,7 @@ class CapsuleMixture:
 
     Raises UsageError for arguments outside of their range, and for a child whose parents are all absent.
 
-    The paper evaluates pi at D = V / |V|. Then p does not integrate to one over V: pi depends on what is generated. It
+    The paper evaluates pi at D = V / |V|. Then p does not integrate to one over V: pi depends on the generated pose. It
     does when the direction is given, as `directions` of `log_prob`: a parent emits a pose and, independently, a
     direction, and p(V | D) is the first given the second. `normalised` states which case it is.
 

@@ -19,7 +19,7 @@ class Drawn(NamedTuple):
     Attributes:
         parents: v, (count, parents, parent_dim).
         chosen: which parent made each child, int64 (count, children).
-        poses: what that parent predicts, without noise, (count, children, child_dim).
+        poses: predicted by that parent, without noise, (count, children, child_dim).
     """
 
     parents: Tensor
@@ -36,7 +36,7 @@ class GenerativeCapsules(nn.Module):
         children, parents: how many of each.
         child_dim, parent_dim: their pose sizes.
         sweeps: of `invert`, in training and after.
-        sigma: where the noise starts; learned, at least 0.01.
+        sigma: initial size of the noise; learned, at least 0.01.
         kappa: how much the direction of a child counts relative to its pose; held. 0 for not at all.
         sparsity: lambda of the sparse prior of `invert`; 0 for none.
 
@@ -125,7 +125,7 @@ class GenerativeCapsules(nn.Module):
 
     @torch.no_grad()
     def sample(self, count: int, generator: torch.Generator | None = None) -> Drawn:
-        """Draw parents from their prior, a parent for each child, and what it predicts."""
+        """Draw parents from their prior, a parent for each child, and its prediction."""
         check_positive(count=count)
         n, e = self.prior_mean.shape
         like = {"dtype": self.weight.dtype, "device": self.weight.device}

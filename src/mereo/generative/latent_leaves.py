@@ -1,7 +1,7 @@
 """A pose tree whose children are not observed: leaves with a belief about their poses and presences.
 
 Source: Smith, Schut, Gal, van der Wilk 2020, arXiv:2004.03553; the factors of the belief are ours.
-Cost: as of a bound of `PoseTree`.
+Cost: as for a bound of `PoseTree`.
 """
 
 import math
@@ -26,7 +26,7 @@ def any_parent(tree: PoseTree, parents: PoseBelief) -> Tensor:
 def leaf_bound(tree: PoseTree, leaves: PoseBelief, parents: PoseBelief) -> Tensor:
     """The evidence lower bound without its term of the image: (batch,).
 
-    A leaf is present, u_i = 1, iff it has a parent: s_i != 0. q(u_i = 1 | t) = pi_i where some parent is present, else
+    A leaf is present, u_i = 1, iff it has a parent: s_i != 0. q(u_i = 1 | t) = pi_i if some parent is present, else
     0; an absent leaf has the pose of its prior, which costs nothing. With the best q(s | u = 1, t),
 
     E_q(t) [t != 0] sum_i { pi_i (log sum_j P(s_i = j | t) exp E log N_ij + H(q(A_i)))

@@ -65,7 +65,7 @@ class ProbabilisticCapsules(nn.Module):
     Args:
         children, parents: the number of each; two squares and a triangle have 11 and 3.
         hidden: size of the encoder's layers.
-        prior_std, none_std: as of `PoseTree`.
+        prior_std, none_std: as for `PoseTree`.
 
     Shapes: children (batch, children, 3, 3), mask bool (batch, children); see `PoseExplanation`.
 
@@ -95,7 +95,7 @@ class ProbabilisticCapsules(nn.Module):
         temperature: float | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """The mean of the negative bound under the encoder's belief, (); options as of `PoseTree.elbo`."""
+        """The mean of the negative bound under the encoder's belief, (); options as for `PoseTree.elbo`."""
         belief = self.encode(children, mask)
         bound = self.tree.elbo(children, belief, mask, samples=samples, temperature=temperature, generator=generator)
         return -bound.mean()

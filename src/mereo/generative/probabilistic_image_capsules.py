@@ -53,7 +53,7 @@ class LeafEncoder(nn.Module):
 
     Args:
         image_shape: channels, height and width.
-        start: poses where the means begin, (leaves, 6); learned.
+        start: initial means of the poses, (leaves, 6); learned.
         hidden: size of the layer, and twice the channels of the convolutions.
 
     Shapes: images (batch, channels, height, width) -> `PoseBelief` of (batch, leaves, ...).
@@ -90,7 +90,7 @@ class ProbabilisticImageCapsules(nn.Module):
 
     Args:
         leaves, parents: how many there are.
-        in_chans, img_size, template_size, image_std: as of `TemplateRenderer`.
+        in_chans, img_size, template_size, image_std: as for `TemplateRenderer`.
         hidden: size of the layers of both encoders, even.
         prior_std: of the entries of a parent's pose around the identity.
 
@@ -157,7 +157,7 @@ class ProbabilisticImageCapsules(nn.Module):
         return share * seen + (1 - share) * blank + leaf_bound(self.tree, leaves, parents)
 
     def loss(self, images: Tensor, *, samples: int = 1, generator: torch.Generator | None = None) -> Tensor:
-        """The mean of the negative bound under the encoder's belief, (); options as of `elbo`."""
+        """The mean of the negative bound under the encoder's belief, (); options as for `elbo`."""
         return -self.elbo(images, self.encode(images), samples=samples, generator=generator).mean()
 
     def forward(
@@ -183,7 +183,7 @@ class ProbabilisticImageCapsules(nn.Module):
 
         Args:
             steps, lr: of Adam, at least 1 step.
-            samples, generator: as of `elbo`.
+            samples, generator: as for `elbo`.
         """
         check_positive(samples=samples)
         with torch.no_grad():

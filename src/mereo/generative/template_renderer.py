@@ -17,10 +17,10 @@ from mereo.generative.pose_tree import LARGEST
 SMALLEST_AREA = 1e-3
 """Below which the determinant of a pose is raised in size, so that its inverse stays finite."""
 OUTSIDE = 10.0
-"""To which coordinates in a template are clamped; it spans [-1, 1] and is 0 from 2 on, however few its pixels."""
+"""Largest coordinate in a template, to which others are clamped; a template spans [-1, 1] and is 0 from 2 on."""
 
 GAIN = 10.0
-"""Of the logits of templates, so that under one rate of Adam they keep up with the encoder."""
+"""Factor of the templates' logits, so that with one rate of Adam they learn as fast as the encoder."""
 
 
 def inverse(poses: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def toy_routing(
         method: "sgd", plain descent along a subgradient, or "prox", a step on the smooth part and then the proximal
             map of the penalty, which makes exact zeros.
         weight: w. Each term of the loss carries the penalty, so the full energy counts it twice; 0.5 counts it once.
-        steps, lr: how many steps, and of what size.
+        steps, lr: number and size of the steps.
         start: x before the first step; the input when None.
         inputs, target: a and y.
 

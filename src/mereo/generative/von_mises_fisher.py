@@ -111,7 +111,7 @@ class VonMisesFisher(Distribution):
 
     @property
     def variance(self) -> Tensor:
-        """Of each coordinate: (..., d). Along the mean A', across it A / kappa (1/d at kappa 0)."""
+        """The variance of each coordinate: (..., d). Along the mean A', across it A / kappa (1/d at kappa 0)."""
         along = self._mean.square()
         kappa = self.kappa.double()  # A' is a small difference where kappa is large
         a = mean_resultant_length(self.dimension, kappa)

@@ -14,7 +14,7 @@ _MOST_PROPOSALS = 1000
 def draw_angle(kappa: Tensor, dimension: int) -> Tensor:
     """Angles in float64, for d of at least 2: in closed form for d = 3, else by Wood's rejection.
 
-    Only what was rejected is drawn again; more than six in ten proposals are accepted. Everything is computed with
+    Only rejected samples are drawn again; more than six in ten proposals are accepted. Everything is computed with
     1 - cos, so that the small angles of a large kappa keep their digits.
 
     Shapes: kappa (...) -> (...).

@@ -71,7 +71,7 @@ def collect_answers(
         split: images of one label each, or of several.
         batch_size: images per forward pass.
         change: applied to the images before the network.
-        features: collect what the last layer reads in the place of the scores.
+        features: collect the inputs of the last layer in place of the scores.
         progress: called with the number of images done since the last call.
     """
     check_positive(batch_size=batch_size)

@@ -42,7 +42,7 @@ def confidences(scores: Tensor, how: str = "normalised") -> Tensor:
     softmax:    p_j = exp s_j / sum_k exp s_k    of lengths, which are below 1, at most e / (e + classes - 1)
 
     Args:
-        scores: of the classes; at least 0 where they are normalised.
+        scores: of the classes; at least 0 if they are normalised.
         how: "normalised" or "softmax".
 
     Shapes: (n, classes) -> (n, classes), rows that sum to 1.

@@ -82,7 +82,7 @@ def picture_hashes(images: Tensor) -> Array:
 def same_pictures(hashes: Array) -> list[list[int]]:
     """Groups of images that show the same, at any size or quality, the larger groups first.
 
-    Shapes: hashes as of `picture_hashes`.
+    Shapes: hashes as for `picture_hashes`.
     """
     from scipy.sparse.csgraph import connected_components
     from sklearn.neighbors import NearestNeighbors

@@ -16,7 +16,7 @@ def continue_text(
     top: int | None = None,
     seed: int = 0,
 ) -> bytes:
-    """The continuation of a prompt, at most `count` bytes; fewer where the model ends the text.
+    """The continuation of a prompt, at most `count` bytes; fewer if the model ends the text.
 
     Args:
         model: of bytes.

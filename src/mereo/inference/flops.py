@@ -13,7 +13,7 @@ def count_flops(model: nn.Module, inputs: Tensor, *, backward: bool = False) -> 
 
     Args:
         model: any module that takes one tensor and returns one; its mode, hooks and gradients stay as they are.
-        inputs: what the model takes.
+        inputs: of the model.
         backward: count the gradients of the trained parameters too, in the mode that the model is in.
     """
     from torch.utils.flop_counter import FlopCounterMode

@@ -1,4 +1,4 @@
-"""Answers for a folder of labelled images: accuracy, errors, and what is to be checked."""
+"""Answers for a folder of labelled images: accuracy, errors, and labels to check."""
 
 import unicodedata
 from collections import Counter
@@ -26,7 +26,7 @@ from mereo.models import VisionModel
 UNKNOWN = -1
 """The label of an image whose folder has the name of no class."""
 FEWEST = 20
-"""Labelled images from which on a temperature is fitted to them where the weights have none."""
+"""Least number of labelled images for fitting a temperature, if the weights have none."""
 UNSURE = 0.1
 """Lead over the second class, as a probability, below which an answer is unsure."""
 

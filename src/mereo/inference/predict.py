@@ -70,7 +70,7 @@ def _found(
     in_folder: Callable[[Path], list[Path]],
     in_file: Callable[[Path], list[Path]],
 ) -> list[Path]:
-    """The files of paths, folders and globs, each once, in order; UsageError for none, and for what matches nothing."""
+    """The files of paths, folders and globs, each once, in order; UsageError if a pattern or all give none."""
     listed: dict[Path, None] = {}
     for pattern in patterns:
         if pattern == "":  # which would be the working folder
@@ -230,12 +230,12 @@ def read_images(paths: Iterable[Path], model: VisionModel, *, strict: bool = Fal
 
 
 def class_names(model: VisionModel) -> tuple[str, ...]:
-    """Names of a model's classes; their numbers where it carries none."""
+    """Names of a model's classes; their numbers if it has none."""
     return model.class_names or tuple(str(i) for i in range(model.num_classes))
 
 
 def task_of(model: VisionModel) -> Task:
-    """The task that a model was trained for; where its weights name none, the first for networks of its kind."""
+    """The task that a model was trained for; if its weights name none, the first for networks of its kind."""
     options = model.metadata.get("task_options", {})
     if not isinstance(options, dict):
         raise UsageError(f"task_options of the weights is {options!r}; it must be a table of names and values.")

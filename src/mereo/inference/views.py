@@ -74,7 +74,7 @@ def augmented_views(augment: Sequence[str], count: int = NUM_VIEWS, seed: int = 
 def five_crops(size: tuple[int, int]) -> Views:
     """A function that cuts images to (height, width) at the centre and at the corners: five batches.
 
-    The centre is where images are cut without views; of an odd margin it is the pixel before the middle.
+    The centre is where images are cut without views; with an odd margin it is the pixel before the middle.
     """
     height, width = size
 
@@ -127,7 +127,7 @@ class MeanOverViews(VisionModel):
         return MeanOverViews(self.network.fuse(), self.views, self.count, self.changes, self.size)
 
     def unchanged(self, images: Tensor) -> Tensor:
-        """The images as the network takes them without views: their centre where they are larger."""
+        """The images as the network takes them without views: their centre if they are larger."""
         _, height, width = self.network.image_shape
         return five_crops((height, width))(images)[0]
 
@@ -140,7 +140,7 @@ class MeanOverViews(VisionModel):
 
 
 def mean_over_views(model: VisionModel, *, tta: bool = False, five_crop: bool = False) -> VisionModel:
-    """A classifier with the mean of its scores over views; itself where neither kind of views is wanted.
+    """A classifier with the mean of its scores over views; itself if neither kind of views is wanted.
 
     Args:
         model: as loaded, with the metadata of its weights.

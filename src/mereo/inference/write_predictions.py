@@ -34,7 +34,7 @@ class Written(NamedTuple):
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:
-    """A name without a suffix for each file: of the file, with a number where several have the same."""
+    """A name without a suffix for each file: of the file, with a number if several have the same."""
     counts: dict[str, int] = {}
     names = []
     for path in paths:
@@ -53,7 +53,7 @@ def seen_part(model: VisionModel, path: Path) -> Seen:
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """Outputs of several batches as of one."""
+    """Outputs of several batches, joined to one."""
     _, form = tree_flatten(parts[0])
     leaves = zip(*(tree_flatten(part)[0] for part in parts), strict=True)
     return tree_unflatten([torch.cat(pieces) for pieces in leaves], form)
@@ -109,7 +109,7 @@ def write_outputs(
 
     Args:
         model: whose weights name the task that it was trained for.
-        outputs: what the task keeps, of all samples.
+        outputs: kept by the task, of all samples.
         predictions: of all samples.
         names, seen: of all samples, as `Task.write` takes them.
         drawn: the samples of the picture.

@@ -23,7 +23,7 @@ class BasicBlock(nn.Module):
     Args:
         inputs, outputs: channels.
         stride: of the first convolution.
-        shortcut: what passes the block where the shape changes: "padding" takes every stride-th cell and adds channels
+        shortcut: the path around the block if the shape changes: "padding" takes every stride-th cell and adds channels
             of zeros on both sides, "projection" is a convolution of size one with a norm.
         mechanism: name of a mechanism at the end of the residual branch, such as "squeeze_excite"; None for none.
         mechanism_args: arguments of its constructor that the block does not fill in.

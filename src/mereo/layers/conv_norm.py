@@ -11,7 +11,7 @@ from mereo.core.modes import hooked
 from mereo.layers.norms import norm_factors
 
 _CHEAP = 3
-"""How many times more outputs than weights there must be for folding the weights to cost less than a norm."""
+"""Least ratio of outputs to weights at which folding the weights costs less than a norm."""
 
 
 def _is_plain(module: nn.Module) -> TypeGuard[nn.Conv2d]:
@@ -25,14 +25,14 @@ class ConvNorm(nn.Sequential):
     """activation(norm(conv(x))), the convolution without a bias.
 
     Its entries are a convolution, a norm and, where given, an activation: `VisionModel.fuse` folds the first two. In
-    evaluation without gradients the weights are folded in each call, where that costs less than a pass over the maps.
+    evaluation without gradients the weights are folded in each call, if that costs less than a pass over the maps.
 
     Args:
         inputs, outputs: channels.
         kernel, stride, groups: of the convolution, which is padded by kernel // 2.
         activation: makes the module that follows; nothing follows by default.
         eps, momentum: of the batch normalisation.
-        norm_weight: where its weights start; 0 makes a residual branch start as nothing.
+        norm_weight: initial weight of the norm; 0 makes a residual branch start at zero.
 
     Shapes: (batch, inputs, height, width) -> (batch, outputs, ceil(height / stride), ceil(width / stride)).
     """

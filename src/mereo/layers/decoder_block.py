@@ -18,9 +18,9 @@ class DecoderBlock(nn.Module):
     Args:
         dim: of the tokens.
         mixer: a module tokens -> tokens, or the name of a mechanism that promises causality. It is called with the
-            tokens, and with the mask where it takes one; padding at the end changes no token before it.
+            tokens, and with the mask if it takes one; padding at the end changes no token before it.
         hidden_dim: of the channel mixer.
-        dropout: of what is added, of hidden layers and of the couplings of a mechanism given by name, in training.
+        dropout: of the branches, of hidden layers and of the couplings of a mechanism given by name, in training.
         activation: of the channel mixer, a `FeedForward`; None for `SimpleGLU`, with `SimpleRMSNorm` as the norms.
         num_heads: of a mechanism given by name.
         layer, num_layers: number of the block, and how many the network has.
@@ -61,7 +61,7 @@ class DecoderBlock(nn.Module):
         return hasattr(self.mixer, "extend")
 
     def add(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """The block behind its token mixer: what it read and what the mixer made of it -> what it returns."""
+        """The block after its token mixer: the block's input and the mixer's output -> the block's output."""
         x = x + self.drop(mixed)
         return x + self.channels(self.norm2(x))
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from mereo.core.kernels.transforms import steps_aside
 
 _WHOLE, _PART = 2**22, 2**20
-"""Hidden numbers up to which tokens are processed together, and at once in parts otherwise (4 MiB in float32)."""
+"""Most hidden numbers for which tokens are processed together, and numbers of a part otherwise (4 MiB in float32)."""
 NARROW = 256
 """Hidden size up to which parts are an eighth of that, as most of the time of narrow layers goes into memory."""
 

@@ -24,7 +24,7 @@ Border = tuple[int, int, int, int]
 Weights = tuple[Tensor, Tensor, Tensor, Tensor]
 """Weights and biases of the expansion and of the depthwise convolution, with their norms folded in."""
 PART = 2**17
-"""Wide numbers that are made together (512 KiB in float32)."""
+"""Number of wide entries that are made at a time (512 KiB in float32)."""
 
 
 class InvertedBottleneck(nn.Module):
@@ -142,7 +142,7 @@ class InvertedBottleneck(nn.Module):
         if even or torch.is_grad_enabled() or torch.compiler.is_compiling():
             wide = self._widened(cells, weight, bias).permute(0, 3, 1, 2)
             return (wide, left) if even else (F.pad(wide, border), 0)
-        # Padding the narrow map and erasing what the layer makes of the zeros is cheaper than padding the wide one.
+        # Padding the narrow map and erasing the layer's output at the padding is cheaper than padding the wide one.
         height, width = cells.shape[1] + above, cells.shape[2] + left
         wide = self._widened(F.pad(cells, (0, 0, *border)), weight, bias)
         for edge in (wide[:, :above], wide[:, height:], wide[:, :, :left], wide[:, :, width:]):

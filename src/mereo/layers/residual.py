@@ -72,7 +72,7 @@ class Residual(nn.Module):
         return prepared if self.shift is None else prepared + self.shift
 
     def add(self, x: Tensor, update: Tensor) -> Tensor:
-        """The tokens and what the branch made of them."""
+        """The tokens and the output of the branch."""
         update = self.drop(update)
         if self.scale is None:
             return x + update

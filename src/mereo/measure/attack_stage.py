@@ -139,7 +139,7 @@ def _masking(
 def _draw_attacked(
     part: TrainedModel, answers: Answers, plan: Plan, name: str, epsilons: Sequence[float], path: Path
 ) -> None:
-    """A few correctly classified images, of different classes where possible, under the attack of that name."""
+    """A few correctly classified images, of different classes if possible, under the attack of that name."""
     few = part_of(part, answers, SHOWN_IMAGES, plan.seed, answers.correct)
     if not len(few.split):
         return

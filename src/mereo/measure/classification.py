@@ -71,7 +71,7 @@ def least_calibration_error(answers: Answers) -> float:
 
 
 def calibrated_error(answers: Answers, calibration: Calibration | None) -> dict[str, Any]:
-    """The calibration error with the temperature of the weights, as plain values; nothing where they have none."""
+    """The calibration error with the temperature of the weights, as plain values; nothing if they have none."""
     if calibration is None or answers.labels.dim() > 1:
         return {}
     bins = reliability(probabilities(answers.scores, calibration.temperature), answers.labels, BINS)

@@ -1,4 +1,4 @@
-"""The first answers of an evaluation in words: whether a network predicts at all, its errors, what couplings do."""
+"""The first answers of an evaluation in words: whether a network predicts at all, its errors, effects of couplings."""
 
 import math
 import statistics
@@ -140,7 +140,7 @@ def beside_first(values: Mapping[str, Sequence[float]], *, least: bool = False) 
     first, *others = values
     seeds = len(values[first])
     if seeds < 2:
-        return ["One seed says nothing of differences; give --seeds 3 or more."]
+        return ["One seed cannot show differences; give --seeds 3 or more."]
     lines = [f"{name}: {_interval(each, 0.95)} over {seeds} seeds" for name, each in values.items()]
     differing = []
     for name in others:

@@ -32,10 +32,10 @@ def replace_couplings(model: nn.Module, by: str, seed: int = 0) -> AbstractConte
     """Replace every coupling of a model, in every pass of its routing, while the block runs.
 
     uniform:  c_rs <- the mean of c along the axis that is normalised (of all of a head for both; over the senders for
-              none), so that what a receiver takes or a sender gives in total stays the same
+              none), so that the total that a receiver takes or a sender gives stays the same
     shuffled: c_rs <- c_rp(s), the senders of every image permuted at random, alike for all receivers and heads
 
-    Both are over the pairs that take part: what a mask, a topology or the tiles leave out stays as it is. Where these
+    Both are over the pairs that take part: masked pairs and pairs outside a topology or tile do not change. Where these
     differ between receivers, each permutes its own senders.
 
     Args:

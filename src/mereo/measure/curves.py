@@ -125,7 +125,7 @@ def attack_curve(
         check_attack(name, epsilon, steps, restarts, loss, model)
         withstood = len(places)
         for part in places.split(batch_size) if epsilon and len(places) else ():
-            # The seed of a batch follows from its first image, not from what was attacked before.
+            # The seed of a batch follows from its first image, not from the images attacked before.
             drawn = int(uniform(seed, part[:1], 1)[0, 0] * 2**62)
             images, labels, *_ = split.batch(part, crop=crop, device=device)
             changed = attack(

@@ -40,7 +40,7 @@ class PoseChange(NamedTuple):
 
     Attributes:
         amount: degrees, or percent of the width.
-        linear, unmoved, permuted: R^2 of the three fits over all classes; NaN where a class has too few images.
+        linear, unmoved, permuted: R^2 of the three fits over all classes; NaN if a class has too few images.
         by_class: R^2 of the linear fit of each class that has enough images.
         length: mean over the images of the capsule's length after the transform over that before.
         angle: mean angle in degrees between the pose after and before.
@@ -156,7 +156,7 @@ def true_poses(
     batch_size: int = 256,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Pose of the capsule of the true class of every image, after a change of the images, and the classes.
+    """Poses of the true classes' capsules after a change of the images, and the classes.
 
     Shapes: -> (n, pose) float32 and int64 (n,), on the CPU.
     """

@@ -43,8 +43,8 @@ def evaluate_models(
 ) -> dict[str, Any]:
     """Evaluate networks, draw the pictures into a folder, and return all numbers as plain values.
 
-    What is measured follows from the task of the networks and from what they have: `not_measured` of a network gives
-    the reason for each part that was left out. Accuracy and errors come first; what takes long comes after them.
+    The measurements follow from the task and the parts of the networks: `not_measured` of a network gives the reason
+    for each one that was left out. Accuracy and errors come first, slow measurements after them.
 
     Args:
         trained: from `load_trained_models`.
@@ -96,7 +96,7 @@ class _Evaluation:
     """One evaluation: each method measures a part of `trained`, adds it to `document` and draws its pictures.
 
     Args:
-        trained, plan, out, reporter, finished: as of `evaluate_models`.
+        trained, plan, out, reporter, finished: as for `evaluate_models`.
     """
 
     def __init__(

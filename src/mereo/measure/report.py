@@ -164,7 +164,7 @@ def markdown(document: dict[str, Any]) -> str:
 
 
 def _calibration(models: dict[str, dict[str, Any]], classes: int) -> str:
-    """How confidences are made of the scores of the networks, and what the metrics of calibration are."""
+    """How confidences are computed from the scores of the networks, and the definitions of the calibration metrics."""
     kinds, e = {model["scores"]["kind"] for model in models.values()}, 2.718281828
     whose = {"lengths": "Lengths of class capsules are", "activations": "Activations of class capsules are"}
     bounded = [words for kind, words in whose.items() if kind in kinds]

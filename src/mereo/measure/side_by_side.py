@@ -37,7 +37,7 @@ class Measured:
         corruption: mean accuracy over the corruptions in MILD.
         attack: accuracy under PGD.
         chance: accuracy of predictions that do not depend on the images; None with fewer than two classes among them.
-        couplings: what replacing its couplings does; None without couplings.
+        couplings: the effect of replacing its couplings; None without couplings.
     """
 
     images: int
@@ -100,10 +100,10 @@ def measure_side_by_side(
 def better_at(
     one: Measured, two: Measured, cost: Mapping[str, tuple[float, float]], least: Sequence[str] = ()
 ) -> tuple[list[str], list[str], list[str]]:
-    """At what the first of two networks is better, at what it is worse, and where there is no clear difference.
+    """What the first of two networks is better at, what it is worse at, and what shows no clear difference.
 
-    Where one of them predicts no better than chance, only accuracy and cost are compared: what guesses is neither
-    calibrated nor robust.
+    If one of them predicts no better than chance, only accuracy and cost are compared: calibration and robustness of
+    guesses mean nothing.
 
     Args:
         one, two: their measurements.
@@ -158,7 +158,7 @@ def verdict(
 
 
 def coupling_line(name: str, one: Measured) -> str | None:
-    """A line on what replacing couplings does; None for a network without couplings, or one that guesses."""
+    """A line on the effect of replacing couplings; None for a network without couplings, or one that guesses."""
     if one.couplings is None or one.at_chance:
         return None
     effect = one.couplings

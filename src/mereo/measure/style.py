@@ -9,7 +9,7 @@ MODELS = ("#1971c2", "#e8590c", "#2b8a3e", "#9c36b5", "#c2255c", "#0c8599", "#84
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 TITLE_LETTERS = 11
-"""Of a title above a figure, to the inch."""
+"""Letters to the inch in a title above a figure."""
 
 
 def figure_title(figure: Any, title: str, width: float) -> None:

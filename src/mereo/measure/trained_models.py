@@ -125,7 +125,7 @@ def choose_data(models: Sequence[VisionModel], configs: Sequence[TrainConfig | N
 
 
 def match_classes(split: Images, model: VisionModel, data: str) -> Images:
-    """The split with its labels in the order of the model's classes; UsageError where it has others."""
+    """The split with its labels in the order of the model's classes; UsageError if it has others."""
     known, given = model.class_names, split.class_names
     if not known and len(given) == model.num_classes:
         return split
@@ -150,7 +150,7 @@ def _resolved(data: str, root: str | None) -> Path:
 
 
 def is_own(config: TrainConfig | None, data: str, root: str | None) -> bool:
-    """Whether a run was trained on this data, also where its path is written in another way."""
+    """Whether a run was trained on this data, even if its path is written in another way."""
     if config is None or is_dataset(config.data) or is_dataset(data):
         return config is not None and config.data == data
     if PREFIX in (config.data[: len(PREFIX)], data[: len(PREFIX)]):
@@ -161,7 +161,7 @@ def is_own(config: TrainConfig | None, data: str, root: str | None) -> bool:
 def read_split(model: VisionModel, config: TrainConfig | None, data: str, root: str | None, split: str) -> Images:
     """One split of a data set at a model's size. The validation images are those held out in its training.
 
-    Of data that the run was not trained on, all images are test images where it has no splits.
+    Of data that the run was not trained on, all images are test images if it has no splits.
     """
     of_images = model.input_kind == "images"
     # Weights without their run do not record which images were held out.

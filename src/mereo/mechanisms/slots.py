@@ -35,13 +35,13 @@ _LAYOUT = {"tokens": "tokens", "maps": "maps", "qkv": "tokens"}
 
 @dataclass(frozen=True)
 class Place:
-    """What a slot knows of itself.
+    """The properties of a slot.
 
     Args:
         dim: channels.
         heads: of attention; None for the mechanism's own number, or the largest divisor of `dim` up to 8.
         size: rows and columns of the map, or of the patches among the tokens.
-        tokens: how many there are, those before the patches included; by default rows * columns.
+        tokens: number of tokens, including those before the patches; by default rows * columns.
         prefix: tokens before the patches.
         host: the attention layer whose place it takes, for mechanisms that keep its weights.
         causal: whether no token may receive anything from a later one; only mechanisms that promise it fit.
@@ -67,7 +67,7 @@ class Place:
         return self.prefix + self.size[0] * self.size[1]
 
     def heads_like(self, default: object) -> int:
-        """The number of heads: the one given, a mechanism's default where it divides the width, or the next less."""
+        """The number of heads: the one given, a mechanism's default if it divides the width, or the next less."""
         if self.heads is not None:
             return self.heads
         most = default if isinstance(default, int) else _MOST_HEADS
@@ -79,7 +79,7 @@ def _divisor(side: int, most: int) -> int:
 
 
 def _window(place: Place, default: object) -> Any:
-    """Windows that divide the map; where the mechanism has a default, that or the shorter side of the map."""
+    """Windows that divide the map; if the mechanism has a default, that or the shorter side of the map."""
     if place.size is None:
         return default
     if isinstance(default, int):

@@ -322,7 +322,7 @@ def convert(
     for name, value in source.items():
         dense = isinstance(value, Tensor) and value.layout == torch.strided
         if not dense or value.is_meta or value.is_quantized:
-            raise UsageError(f"source has {name!r}, which is no dense tensor; give names with dense tensors.")
+            raise UsageError(f"source has {name!r}, which is no tensor, or not dense; give names with dense ones.")
     return _from_tensors(source, model, arguments)
 
 

@@ -113,7 +113,7 @@ class ModelEntry:
         """Every argument of the network: those given, checked, and the preset's for the rest.
 
         Raises:
-            UsageError: for an argument that the network does not have, with the reason where it is one of timm's, or of
+            UsageError: for an argument that the network does not have, with the reason if it is one of timm's, or of
                 another type than its default.
         """
         defaults, given = self.defaults, self.full(given)

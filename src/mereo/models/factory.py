@@ -171,7 +171,7 @@ def _from_file(name: str, weights: str | Path, given: dict[str, Any]) -> VisionM
     if is_described(path):
         source = load(path)
         if source.config["model"] != name:
-            raise UsageError(f"weights is {str(weights)!r}, those of {source.config['model']}, and not of {name}.")
+            raise UsageError(f"weights is {str(weights)!r}, which belongs to {source.config['model']}, not to {name}.")
     else:
         own = {argument: value for argument, value in given.items() if argument not in ("num_classes", "in_chans")}
         source = cast(VisionModel, convert(path, model=name, **own))

@@ -97,8 +97,8 @@ class OnBackbone(VisionModel):
         """Give the backbone trained weights; the layers on top keep their own.
 
         Args:
-            weights: "timm" or "timm.TAG" for timm's published ones; or what `mereo.load` takes, of a network of the
-                same backbone: the backbone itself as a classifier, or another network on it.
+            weights: "timm" or "timm.TAG" for timm's published ones; or weights that `mereo.load` takes, of the
+                same backbone as a classifier, or of another network on it.
         """
         name, size = self._backbone_name, self.image_shape[1:]
         library, _, tag = weights.partition(".")
@@ -121,7 +121,7 @@ class OnBackbone(VisionModel):
             self.backbone.load_state_dict(source.backbone.state_dict())
             return
         if not isinstance(self.backbone, FeatureMaps) or type(source) is not type(self.backbone.model):
-            raise UsageError(f"weights is {weights!r}, those of {source.config['model']}; the backbone is {name!r}.")
+            raise UsageError(f"weights is {weights!r}, which belongs to {source.config['model']}, not to {name!r}.")
         # Without classes, the backbone's classifier counts as one for other classes, and is not filled.
         fill(self.backbone.model, source.state_dict(), source.config, weights)
 
@@ -135,7 +135,7 @@ class OnBackbone(VisionModel):
         self.grad_checkpointing = enable
 
     def layer_depths(self) -> dict[str, int]:
-        """The layers of a backbone of mereo's, then one for what reads its maps, and the classifier last."""
+        """The layers of a backbone of mereo's, then one for the layers that read its maps, and the classifier last."""
         if not isinstance(self.backbone, FeatureMaps):
             return super().layer_depths()
         depths = {f"backbone.model.{name}": depth for name, depth in self.backbone.model.layer_depths().items()}

@@ -145,7 +145,7 @@ def check_same_function(
     how = f"by {apart:.2g} of the largest" if shapes[0] == shapes[1] else f"in shape, {shapes[1]} and {shapes[0]}"
     raise UsageError(
         f"this {what} and mereo's network are no counterparts: with equal weights the outputs for one random image"
-        f" differ {how},{next(differing, ' in what follows the last layer with weights')}. One of them was changed"
+        f" differ {how},{next(differing, ' behind the last layer with weights')}. One of them was changed"
         " after it was made, or has arguments that the other does not have."
     )
 

@@ -25,7 +25,7 @@ PREPROCESSING = ("mean", "std", "crop_pct", "crop_mode", "interpolation", "licen
 
 
 def timm_name(name: str) -> str:
-    """The name of a model of mereo in timm: its own, or "mereo_" and its name where that is a model of timm's."""
+    """The name of a model of mereo in timm: its own, or "mereo_" and its name if that is a model of timm's."""
     from timm.models import is_model, model_entrypoint
 
     return f"mereo_{name}" if is_model(name) and model_entrypoint(name).__module__ != __name__ else name

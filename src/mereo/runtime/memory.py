@@ -70,7 +70,7 @@ def _ever_largest() -> int | None:
 
 
 def reset_mark() -> bool:
-    """Set the high-water mark of resident memory back to what is resident now; False where that is not permitted."""
+    """Set the high-water mark of resident memory back to what is resident now; False if that is not permitted."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
@@ -79,7 +79,7 @@ def reset_mark() -> bool:
 
 
 def give_back() -> None:
-    """Return what the C library keeps of freed memory to the system, where it can."""
+    """Return freed memory that the C library still holds to the system, if it can."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

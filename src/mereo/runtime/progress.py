@@ -16,7 +16,7 @@ class Reporter:
 
     Args:
         silent: print nothing.
-        output: where lines and the bar go: "stderr", so that results can be piped, or "stdout".
+        output: the stream of lines and the bar: "stderr", so that results can be piped, or "stdout".
         patience: without a terminal, seconds between two lines of progress.
     """
 
@@ -34,7 +34,7 @@ class Reporter:
         return sys.stdout if self.output == "stdout" else sys.stderr
 
     def say(self, line: str) -> None:
-        """Print one line, above the bar where there is one."""
+        """Print one line, above the bar if there is one."""
         if self.silent:
             return
         if self._bar is not None:

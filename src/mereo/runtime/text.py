@@ -49,7 +49,7 @@ def megabytes(count: float) -> str:
 
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table in plain columns; without a heading where the columns have no names."""
+    """A table in plain columns; without a heading if the columns have no names."""
     cells = [[for_terminal(cell) for cell in row] for row in rows]
     lines = [list(columns), *cells] if any(columns) else cells
     widths = [max((len(line[place]) for line in lines), default=0) for place in range(len(columns))]

@@ -1,4 +1,4 @@
-"""EViT for a vision transformer that exists: in a few layers, patches that the class token attends to least leave.
+"""EViT for an existing vision transformer: a few layers drop the patches that the class token attends to least.
 
 Source: arXiv:2202.07800, section 3; the weights are the network's own.
 """
@@ -47,7 +47,7 @@ def _prefix_of(model: nn.Module) -> int:
 
 @torch.no_grad()
 def _check_block(block: nn.Module, prefix: int, number: int) -> None:
-    """UsageError unless the block computes what `ReducingBlock` takes it to, tried on random tokens."""
+    """UsageError unless the block computes what `ReducingBlock` assumes, tried on random tokens."""
     like = next(block.parameters())
     if like.is_meta:
         return
@@ -80,7 +80,7 @@ def _per_layer(name: str, given: float | Sequence[float], layers: Sequence[int])
 
 
 def _chosen(layers: Sequence[int] | None, depth: int) -> list[int]:
-    """The reducing layers: by default those at a quarter, a half and three quarters."""
+    """The reducing layers: by default at a quarter, a half and three quarters."""
     chosen = sorted({depth // 4, depth // 2, 3 * depth // 4}) if layers is None else list(layers)
     if not chosen or len(set(chosen)) < len(chosen) or not all(0 <= layer < depth for layer in chosen):
         raise UsageError(
@@ -132,7 +132,7 @@ def evit(
             the copy has the same weights under the same names.
         keep_rate: share of patches that stay in each reducing layer, r; 1 leaves a layer as it is, bit for bit. One
             number, or one for each layer.
-        layers: numbers of the reducing blocks; by default those at a quarter, a half and three quarters.
+        layers: numbers of the reducing blocks; by default at a quarter, a half and three quarters.
         tokens: numbers of patches that stay, instead of rates.
         fuse: keep the patches that leave as one token, the last.
         normalize: divide that token by the sum of its weights; the paper does not.

@@ -1,4 +1,4 @@
-"""Mechanisms put into a network that exists: after its stages, at the ends of its residual branches, anywhere, or in
+"""Mechanisms put into an existing network: after its stages, at the ends of its residual branches, anywhere, or in
 place of its attention.
 
 Source: the place at the end of a residual branch is from squeeze and excite, arXiv:1709.01507, figure 3; the gain
@@ -87,7 +87,7 @@ class Replaced(nn.Module):
 
 
 class _Run:
-    """The forward hook: what a module returns, or the first part of it, through the mechanisms behind it.
+    """The forward hook: passes a module's output, or its first part, through the mechanisms behind it.
 
     An object, so that a copy of the network gets a copy of it, which runs the copied mechanisms.
     """
@@ -131,11 +131,11 @@ class Insertion:
 
 
 def stated_shape(model: nn.Module) -> tuple[int, tuple[int, int] | None]:
-    """Channels of the images of a network, and their height and width where it states them."""
+    """Channels of the images of a network, and their height and width if it states them."""
     listed = getattr(model, "image_shape", None) or (getattr(model, "pretrained_cfg", None) or {}).get("input_size")
     first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
     channels = first.in_channels if first is not None else listed[0] if listed else 3
-    # timm's configurations keep the published size where a network was made for another one.
+    # timm's configurations keep the published size even if a network was made for another one.
     own = getattr(getattr(model, "patch_embed", None), "img_size", None) or getattr(model, "image_size", None)
     size = own or (listed[1:] if listed else None)
     return int(channels), None if size is None else image_size(tuple(size) if isinstance(size, list) else size)
@@ -264,7 +264,7 @@ def _patches(model: nn.Module, tokens: int) -> tuple[tuple[int, int] | None, int
 def _made(
     name: str, model: nn.Module, place: str, shape: tuple[int, ...], start: float | None, arguments: Mapping[str, Any]
 ) -> nn.Module:
-    """The mechanism behind a place whose output has a shape; in its place where `start` is None."""
+    """The mechanism for a place with this output shape: behind it, or in its place if `start` is None."""
     heads = arguments.get("heads")
     rest = {key: value for key, value in arguments.items() if key != "heads"}
     is_gate, old = get_mechanism(name).family == "gate", model.get_submodule(place)
@@ -309,7 +309,7 @@ def insert(
             each layer of self-attention, or names or shell-style patterns of modules.
         start: of the gains; 1 uses a gate as it is.
         replace: put it in place of each of these instead, which must give maps or tokens of the shape that they take.
-            What was there is not kept; the mechanism keeps its weights where it is made for that, such as MoH.
+            The layer that was there is not kept; the mechanism keeps its weights if it is made for that, such as MoH.
         img_size: of the image on which shapes are found out; by default what the network states, or 224.
         arguments: of the mechanism's constructor that the place does not fill in; `heads` sets its heads.
 
@@ -327,7 +327,7 @@ def insert(
     """
     model = _unwrapped(model)
     if replace and start:
-        raise UsageError(f"start is {start} with replace; there is no gain in front of what stands in a layer's place.")
+        raise UsageError(f"start is {start} with replace; a mechanism in a layer's place has no gain.")
     given = {"name": name, "where": where if isinstance(where, str) else list(where), "start": start, **arguments}
     if replace:
         given["replace"] = True

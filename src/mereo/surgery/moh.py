@@ -1,4 +1,4 @@
-"""Mixture of heads for a model that exists: its attention lets each token choose its heads.
+"""Mixture of heads for an existing model: its attention lets each token choose its heads.
 
 Source: arXiv:2410.11842.
 Cost: as for the host, with scores and combinations of active heads only; see
@@ -65,7 +65,7 @@ class GatedProjection(nn.Module):
         self.gates: Tensor | None = None
 
     def note(self, tokens: Tensor) -> None:
-        """Make the gates of tokens (batch, ..., dim) that the heads will come for."""
+        """Make the gates of tokens (batch, ..., dim), before their heads are computed."""
         self.gates = self.router(tokens.flatten(1, -2)).view(*tokens.shape[:-1], -1)
 
     def forward(self, merged: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def _number_of_heads(module: nn.Module) -> int | None:
 
 
 def _hosts(model: nn.Module) -> list[str]:
-    """Names of the attention modules, in order: those with heads and a projection of them."""
+    """Names, in order, of the attention modules that have heads and an output projection."""
     hosts = []
     for name, module in model.named_modules():
         layers = hasattr(module, "qkv") or hasattr(module, "query")

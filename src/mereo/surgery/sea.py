@@ -17,7 +17,7 @@ class SeaHosted(HostedAttention):
     """SEA between the projections of another layer.
 
     Args:
-        host: see `HostedAttention`; SEA is causal where the host is.
+        host: see `HostedAttention`; SEA is causal if the host is.
         arguments: of `SeaAttention`.
 
     Shapes: (batch, tokens, dim) -> (batch, tokens, dim).

@@ -33,7 +33,7 @@ class SpectralScale(nn.Module):
 
     W' = gamma / sigma W,   v = |W u|,   u = |W^T v|,   sigma = v^T W u        (|x|: x divided by its length)
 
-    u and v are constants to the gradient. A step in training keeps u; one in evaluation starts from it and does not.
+    Gradients treat u and v as constants. A step in training stores the new u; a step in evaluation does not.
 
     Args:
         weight: the weight; all axes but the first are one.

@@ -13,7 +13,7 @@ from mereo.mechanisms.attention.sparse.sparsifiner import SparsifinerAttention
 
 
 def _count_tokens(model: nn.Module) -> int:
-    """Number of tokens of a vision transformer's blocks; UsageError where it does not state it."""
+    """Number of tokens of a vision transformer's blocks; UsageError if it does not state it."""
     if (own := getattr(model, "num_tokens", None)) is not None:
         return int(own)
     positions = getattr(model, "pos_embed", None)
@@ -56,7 +56,7 @@ def sparsifiner(
     Args:
         model: of mereo or timm; it is not changed.
         keep: share of the keys that a query keeps.
-        tokens: number of tokens with the class token; read from the model where it states it.
+        tokens: number of tokens with the class token; read from the model if it states it.
         prefix: number of tokens before the patches; read from the model, 1 for a layer.
         layers: numbers of the replaced layers; all by default.
         seed: of the new weights.

@@ -47,10 +47,10 @@ class Settings(Protocol):
 
 
 class Objective(nn.Module, ABC):
-    """A model and its loss as one module, so that one forward pass is what gets distributed and compiled.
+    """A model and its loss as one module, so that one forward pass is distributed and compiled.
 
-    In training, the losses that modules of the model add are part of the loss as well: see `AddedLoss`. An objective
-    may hold some of its own.
+    In training, the losses that modules of the model add are part of the loss too: see `AddedLoss`. An objective
+    may have such modules of its own.
 
     Args:
         model: the network, under the name `model`.
@@ -84,7 +84,7 @@ class Objective(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        """The loss that is reported on held-out data, (): of the outputs, without regularisation."""
+        """The loss that is reported on held-out data, (), from the outputs, without regularisation."""
 
     def at_step(self, step: int, steps: int) -> None:
         """Set what depends on the step, such as a margin; `step` counts from 0 to `steps` - 1."""
@@ -119,7 +119,7 @@ class Metrics(ABC):
         self.rows.append(torch.cat(parts, 1).cpu())
 
     def join(self, other: "Metrics") -> None:
-        """Add what another one of the same task has accumulated."""
+        """Add the sums and rows of other metrics of the same task."""
         self.state = self.state + other.state.to(self.state)
         self.rows += other.rows
 
@@ -181,13 +181,13 @@ class Task(ABC):
         may_mirror: whether mirrored images mean the same, so that they may be trained on.
         losses: names that `loss` may take in a configuration; empty where the task has one loss only.
         example_model: a network of the catalogue that it can train, the default of `mereo train --task NAME`.
-        colour_model: its default network for images in colour, where that is another one.
-        example_data: a data set in the package that it can be trained on, the default as well.
+        colour_model: its default network for images in colour, if that is another one.
+        example_data: a data set in the package that it can be trained on, also the default.
         settings: other defaults of `mereo train --task NAME`, by the names of fields of a configuration.
         example_settings: more of them, for the example data.
-        train_metrics: whether the metrics of the training images are kept too; not where they take long.
+        train_metrics: whether the metrics of the training images are kept too; False if they take long.
         evaluated_at_once: least number of samples that are evaluated at once; a batch of the training if that is more.
-        most_drawn: samples of a picture of predictions.
+        most_drawn: largest number of samples in a picture of predictions.
     """
 
     name: ClassVar[str]
@@ -241,7 +241,7 @@ class Task(ABC):
 
     @classmethod
     def trains(cls, module: type[Network]) -> bool:
-        """Whether it is for networks of that class, by what they read and give."""
+        """Whether it trains networks of that class, by their kinds of input and output."""
         return module.output_kind in cls.output_kinds and module.input_kind in cls.input_kinds
 
     def check(self, batch: Batch) -> None:
@@ -264,19 +264,19 @@ class Task(ABC):
 
     @abstractmethod
     def predict(self, outputs: Any, top: int = 3) -> list[dict[str, Any]]:
-        """Predictions as they are printed, one dict of plain values for each entry of a batch, of what `kept` keeps."""
+        """Predictions for printing, one dict of plain values for each entry of a batch, from what `kept` returns."""
 
     def kept(self, outputs: Any) -> Any:
-        """What `predict` and `write` take: the part of the outputs that is kept for all samples of a prediction."""
+        """The input of `predict` and `write`: the part of the outputs that is kept for all samples of a prediction."""
         return outputs
 
     def write(self, outputs: Any, names: Sequence[str], folder: Path, seen: Sequence[Seen]) -> list[Path]:
-        """Write predictions as the files that a user expects; none by default, as `predict` describes them fully.
+        """Write predictions as the files that a user expects; none by default: `predict` shows everything.
 
         Args:
-            outputs: what `kept` keeps, of all samples.
-            names: of the samples, each once, as names of files without a suffix.
-            folder: that exists.
+            outputs: what `kept` returned, for all samples.
+            names: of the samples, all different, as file names without a suffix.
+            folder: to write into; it exists.
             seen: the part of each stored image that the network was given.
 
         Returns:
@@ -313,14 +313,14 @@ class Task(ABC):
 
     @abstractmethod
     def draw(self, model: nn.Module, batch: Batch, prepared: Batch, path: Path) -> None:
-        """A picture of predictions for a batch, given as loaded and as prepared for the model."""
+        """Draw predictions for a batch, given as loaded and as prepared for the model."""
 
     def draw_samples(self, batch: Batch, path: Path) -> None:
-        """A picture of training data, as it was loaded."""
+        """Draw training data, as it was loaded."""
         draw_images(batch.images, self.titles(batch), path)
 
     def references(self, split: Images) -> dict[str, dict[str, float]]:
-        """Metrics of other ways to do the same on a split, by their names; none by default."""
+        """Metrics of reference methods for the same task on a split, by their names; none by default."""
         return {}
 
     def show(self, value: float) -> str:
@@ -371,10 +371,10 @@ def get_task(name: str) -> type[Task]:
 
 
 def task_for(module: type[Network], name: str) -> type[Task]:
-    """The task of that name, or, where it does not train a class of networks, the first that does if none was chosen.
+    """The task of that name; if no task was chosen and it does not train a class of networks, the first task that does.
 
     Args:
-        name: of a task; "classification" is what a configuration names where nothing else is said.
+        name: of a task; "classification", the default of a configuration, counts as no choice.
 
     Raises:
         UsageError: for a task that is not for such networks.

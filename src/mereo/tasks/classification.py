@@ -17,7 +17,7 @@ from mereo.tasks.losses import LOSSES, SPREAD_LOSSES, SPREAD_MARGINS, reconstruc
 from mereo.tasks.pictures import draw_images
 
 UNEVEN = 0.005
-"""Difference from which on the balanced accuracy is shown too."""
+"""Least difference from the accuracy at which balanced accuracy is shown too."""
 _DRAWN = 8
 """Images in a row of the picture."""
 
@@ -45,10 +45,10 @@ def accuracy_figures(correct: float, count: int) -> dict[str, float]:
 
 
 class ClassificationObjective(Objective):
-    """A classifier and its loss, with the squared error of its decoder where it has one.
+    """A classifier and its loss, with the squared error of its decoder if it has one.
 
     Args:
-        model: scores from images; of a `CapsuleClassifier` the lengths of its class capsules.
+        model: scores from images; for a `CapsuleClassifier` the lengths of its class capsules.
         loss: "margin", "hard_margin", "cross_entropy", "spread" or "spread_sigmoid".
         reconstruction_weight: factor of the reconstruction loss; without a decoder it has no effect.
         label_smoothing: of the cross-entropy in training; held-out data is not smoothed.
@@ -213,7 +213,7 @@ class Classification(Task):
 
     @torch.inference_mode()
     def draw(self, model: Any, batch: Batch, prepared: Batch, path: Path) -> None:
-        """Images with the predicted class, misclassified ones in red with the true class, and the decoder's
+        """Draw images with the predicted class, misclassified ones in red with the true class, and the decoder's
         reconstructions."""
         capsules = model.capsules(prepared.images)
         scores = self.apply(model, prepared) if capsules is None else capsules.activation

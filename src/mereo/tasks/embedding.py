@@ -22,9 +22,9 @@ from mereo.tasks.pictures import draw_images
 
 _RECALLS = (1, 5)
 _CHUNK = 1024
-"""Queries that are compared with all images at once."""
+"""Number of queries that are compared with all images at a time."""
 _QUERIES, _SHOWN, _LISTED = 8, 6, 5
-"""Numbers: queries of a picture, nearest images of each, and images listed in a table."""
+"""Number of queries in a picture, of nearest images of each, and of images listed in a table."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class EmbeddingOptions:
     """How an embedding is trained.
 
     Args:
-        dim: numbers of an embedding.
+        dim: size of an embedding.
         temperature: divides the similarities in the loss; a smaller one makes near identities count more.
     """
 
@@ -48,7 +48,7 @@ def contrastive_loss(embeddings: Tensor, labels: Tensor, temperature: float = 0.
 
     L = mean_i  -1/|P(i)| sum_{p in P(i)} log( exp(z_i z_p / t) / sum_{a != i} exp(z_i z_a / t) )
 
-    P(i) are the other images of the identity of i; images without one in the batch only take part as others.
+    P(i) are the other images of i's identity; an image whose P(i) is empty only serves as a negative for others.
 
     Args:
         embeddings: of length one.
@@ -183,7 +183,7 @@ class Embedding(Task):
         lines = [f"{len(known):,} identities to train on, {len(tested):,} to test on, {of_them} of them trained on"]
         if validation is not None and int(torch.bincount(validation.strata).max()) < 2:
             lines.append(
-                f"none of the {len(validation):,} images to choose the epoch by are of one identity, so none is found;"
+                f"no two of the {len(validation):,} images to choose the epoch by share an identity, so none is found;"
                 " hold out more with --validation-fraction, or give val/ with new identities"
             )
         return lines
@@ -198,7 +198,7 @@ class Embedding(Task):
 
     @torch.inference_mode()
     def draw(self, model: nn.Module, batch: Batch, prepared: Batch, path: Path) -> None:
-        """Rows of a query and the images nearest to it, in red where they are of another identity."""
+        """Draw rows of a query and the images nearest to it, in red if they are of another identity."""
         vectors, count = self.apply(model, prepared), batch.length
         queries = torch.arange(0, count, -(-count // _QUERIES))
         near, similar = nearest(vectors.cpu(), queries, min(_SHOWN, count - 1))
@@ -212,7 +212,7 @@ class Embedding(Task):
 
 
 def nearest(vectors: Tensor, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The images nearest to some of them, without themselves, and their similarities.
+    """The images nearest to each query, without the query itself, and their similarities.
 
     Shapes: vectors (n, dim) of length one, queries int64 (q,) -> int64 (q, count), (q, count), the nearest first.
     """

@@ -27,7 +27,7 @@ _SHOWN, _DRAWN = 60, 12
 
 
 def compressed_bits(content: bytes) -> dict[str, float]:
-    """Bits that gzip, bz2 and xz, each at its strongest, need for a byte of the content."""
+    """Bits that gzip, bz2 and xz, each at its highest level, need for a byte of the content."""
     return {name: 8 * len(compress(content)) / max(len(content), 1) for name, compress in COMPRESSORS.items()}
 
 

@@ -42,7 +42,7 @@ def check_labels(scores: Tensor, labels: Tensor) -> None:
                 f" soft labels {tuple(scores.shape)}."
             )
         return
-    # On an accelerator reading the values would wait for it.
+    # Reading the values would synchronise an accelerator.
     if labels.device.type == "cpu" and labels.numel() and not torch.compiler.is_compiling() and not transformed():
         low, high = (int(end) for end in labels.aminmax())
         if low < 0 or high >= scores.shape[1]:

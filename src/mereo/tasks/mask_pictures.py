@@ -50,7 +50,7 @@ def draw_masks(images: Tensor, masks: Mapping[str, Tensor], class_names: Sequenc
 
     Args:
         images: float (batch, channels, height, width) in [0, 1].
-        masks: int64 (batch, height, width), by what they are.
+        masks: int64 (batch, height, width), by kind, such as "predicted".
         class_names: by class number.
         path: of the picture.
     """

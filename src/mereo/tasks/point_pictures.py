@@ -10,7 +10,7 @@ from mereo.data.pointing import counts_of
 from mereo.pictures import grid_of_panels, save_figure
 
 COLOURS = ("silver", "royalblue", "crimson")
-"""Of what is true, of what is predicted, and of what is predicted and wrong."""
+"""Colours of the true answer, of a prediction, and of a wrong prediction."""
 _ACROSS = 8
 
 
@@ -24,15 +24,15 @@ def draw_points(
     triangles: bool = False,
     wrong: Sequence[bool] = (),
 ) -> None:
-    """A panel for each set: its points, what is true as a broad line and what is predicted as a thin one, red if wrong.
+    """A panel for each set: its points, the true answer as a broad line and the prediction as a thin one, red if wrong.
 
     Args:
         points, lengths: of the sets, (batch, most, 2) and (batch,).
-        answers: pointers by what they are, "true" or "predicted": int64 (batch, steps).
+        answers: pointers by kind, "true" or "predicted": int64 (batch, steps).
         titles: of the panels.
         path: of the picture.
-        triangles: whether three pointers are a triangle; otherwise all are a closed line.
-        wrong: whether what is predicted is wrong; none is where nothing is known.
+        triangles: whether every three pointers make a triangle; otherwise all make a closed line.
+        wrong: whether each prediction is wrong; by default none is.
     """
     across = min(_ACROSS, max(len(points), 1))
     figure, (panels,) = grid_of_panels(len(points), across, (1.5, 1.6))

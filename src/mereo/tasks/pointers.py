@@ -20,13 +20,13 @@ from mereo.tasks.base import Metrics, Objective, Seen, Settings, Task, csv_bytes
 from mereo.tasks.point_pictures import draw_points
 
 FAIL = 0.01
-"""Share of invalid answers above which their area or length says nothing."""
+"""Share of invalid answers above which area or length of the valid ones is not informative."""
 _DRAWN = 32
 
 
 @dataclass(frozen=True)
 class PointersOptions:
-    """What the pointers are, and how they are searched.
+    """The meaning of the pointers, and how they are searched.
 
     Args:
         problem: "hull", a polygon; "tour", each point once; "triangles"; or "sequence", anything else.
@@ -45,9 +45,9 @@ class Pointed(NamedTuple):
     """The outputs of a network of pointers.
 
     Attributes:
-        log_shares: logarithms of the probabilities of each choice behind the true ones before it, (batch, steps, 1 +
+        log_shares: log probabilities of each choice, given the true choices before it, (batch, steps, 1 +
             points); None for points without an answer.
-        chosen: what a search found, int64 (batch, steps), 0 from the end on.
+        chosen: the choices that a search found, int64 (batch, steps), 0 from the end on.
     """
 
     log_shares: Tensor | None
@@ -55,7 +55,7 @@ class Pointed(NamedTuple):
 
 
 def sequence_loss(log_shares: Tensor, pointers: Tensor) -> Tensor:
-    """The negative logarithm of the probability of a sequence with its end: summed over steps, the mean over sequences.
+    """The negative log probability of sequences, with their end: sum over steps, mean over sequences.
 
     L = - mean_b sum_i log p(C_i | C_1 .. C_(i-1), P)
 
@@ -68,7 +68,7 @@ def sequence_loss(log_shares: Tensor, pointers: Tensor) -> Tensor:
 
 
 class PointersObjective(Objective):
-    """A network and the loss of its true sequences; the search of its outputs has no gradient."""
+    """A network and the loss of the true sequences; the search for outputs has no gradient."""
 
     def __init__(self, model: nn.Module, constraint: str | None) -> None:
         super().__init__(model)
@@ -99,9 +99,9 @@ def same_answers(points: Tensor, one: Tensor, other: Tensor, problem: str) -> Te
 
 
 class PointersMetrics(Metrics):
-    """The share of sequences that are the right answer, and what else there is to say of a problem.
+    """The share of sequences that are the right answer, and further metrics of the problem.
 
-    hull: the mean share of the true area that a polygon covers, over the simple polygons, and the share of the others.
+    hull: the mean share of the true area that a polygon covers, over simple polygons, and the share of the others.
     tour: the mean length, and that divided by the true one, over the tours that visit each point once.   triangles: the
     share of the true triangles that are found.
 
@@ -180,7 +180,7 @@ class Pointers(Task):
 
     @property
     def constraint(self) -> str | None:
-        """What a search may choose: of tours each point once, else what the network says."""
+        """The constraint of a search: for tours each point once, otherwise the network's own."""
         return "tour" if self.options.problem == "tour" else None
 
     def apply(self, model: nn.Module, batch: Batch) -> Pointed:
@@ -198,7 +198,7 @@ class Pointers(Task):
         return PointersMetrics(self.options.problem)
 
     def kept(self, outputs: Pointed) -> Tensor:
-        """What was chosen: int64 (batch, steps)."""
+        """The chosen pointers: int64 (batch, steps)."""
         return outputs.chosen
 
     def predict(self, outputs: Tensor, top: int = 3) -> list[dict[str, Any]]:
@@ -223,7 +223,7 @@ class Pointers(Task):
         return [f"up to {train.image_shape[1]} points in a set; pointers are {how[self.options.problem]}{beam}"]
 
     def references(self, split: Images) -> dict[str, dict[str, float]]:
-        """Of tours, nearest neighbours improved by 2-opt."""
+        """For tours, nearest neighbours improved by 2-opt."""
         if self.options.problem != "tour" or not len(split):
             return {}
         batch = split.batch(torch.arange(len(split)), device="cpu")
@@ -266,7 +266,7 @@ class Pointers(Task):
 
     @torch.inference_mode()
     def draw(self, model: nn.Module, batch: Batch, prepared: Batch, path: Path) -> None:
-        """Sets with what is true, where it is known, and what is predicted."""
+        """Draw sets with the true answer, if known, and the predicted one."""
         shown = prepared.pick(slice(0, self.most_drawn))
         self._draw(shown, self.apply(model, shown).chosen, path)
 

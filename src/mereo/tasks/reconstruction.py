@@ -125,7 +125,7 @@ class Reconstruction(Task):
 
     @torch.inference_mode()
     def draw(self, model: Any, batch: Batch, prepared: Batch, path: Path) -> None:
-        """Rows of images above rows of what is rebuilt of them, with the capsule of the largest weight."""
+        """Draw rows of images above rows of their reconstructions, with the capsule of the largest weight."""
         rebuilt = self.apply(model.eval(), prepared)
         pairs = zip(batch.images.split(_DRAWN), rebuilt.images.to(batch.images).split(_DRAWN), strict=True)
         winners = [f"capsule {winner}" for winner in rebuilt.mask.argmax(1).tolist()]

@@ -108,7 +108,7 @@ def check_scores(scores: Tensor, batch: Batch) -> None:
 
 
 class SegmentationMetrics(Metrics):
-    """Mean IoU, mean dice and pixel accuracy, all from one table of how often each class is predicted for each.
+    """Mean IoU, mean dice and pixel accuracy, all from one confusion matrix.
 
     A mean is over the classes that are in the masks or in the predictions. Pixels without a class are not counted.
 
@@ -180,7 +180,7 @@ class Segmentation(Task):
         return outputs.argmax(1).to(torch.uint8)
 
     def predict(self, outputs: Tensor, top: int = 3) -> list[dict[str, Any]]:
-        """The share of each class in the pixels, of the classes that an image has."""
+        """The share of pixels of each class that occurs in an image."""
         names = self.class_names or tuple(map(str, range(int(outputs.max()) + 1)))
         rows = []
         for pixels in outputs:
@@ -189,7 +189,7 @@ class Segmentation(Task):
         return rows
 
     def write(self, outputs: Tensor, names: Sequence[str], folder: Path, seen: Sequence[Seen]) -> list[Path]:
-        """A PNG with a palette for each image, in its size: the class of each pixel, 255 where it was cut off."""
+        """A PNG with a palette for each image, in its size: the class of each pixel, 255 for pixels cut off."""
         from PIL import Image
 
         files = []
@@ -215,7 +215,7 @@ class Segmentation(Task):
 
     @torch.inference_mode()
     def draw(self, model: nn.Module, batch: Batch, prepared: Batch, path: Path) -> None:
-        """Images with their masks, where there are some, and with what is predicted."""
+        """Draw images with their masks, if there are any, and with the predictions."""
         batch, prepared = (each.pick(slice(0, self.most_drawn)) for each in (batch, prepared))
         masks = {} if batch.masks is None else {"true": batch.masks}
         masks["predicted"] = self.apply(model, prepared).argmax(1)

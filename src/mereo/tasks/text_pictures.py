@@ -19,7 +19,7 @@ def draw_text(rows: Sequence[Sequence[int]], bits: Sequence[Sequence[float]] | N
 
     Args:
         rows: bytes of each window; the first 288 are drawn.
-        bits: that each of them needed.
+        bits: number of bits that each byte needed.
     """
     lines: list[tuple[str, list[float]]] = []
     for i, row in enumerate(rows):

@@ -1,7 +1,7 @@
 """Values of arguments in Python, as the options of a command take them, and the checks that hold for both.
 
-Checked are empty words, NUL characters, numbers beyond 2^31, names of outputs, and that inputs are regular files. torch
-is not imported here, so that `--help` is quick.
+The checks cover empty words, NUL characters, numbers beyond 2^31, names of outputs, and whether inputs are regular
+files. torch is not imported here, so that `--help` is quick.
 """
 
 import inspect
@@ -26,7 +26,7 @@ _WORDS: dict[Any, str] = {
 _LARGEST = 2**31
 LONGEST_PATH = 4096
 OUTPUTS = ("out", "output", "name", "report")
-"""Options that name outputs, in addition to `json` where it is a path."""
+"""Options that name outputs, in addition to `json` if it is a path."""
 BOUNDS = {
     "batch_size": 2**20, "accumulate": 2**20, "in_chans": 2**12, "top": 2**20, "keep": 2**20, "threads": 2**12,
     "seeds": 10**4, "steps": 10**6, "queries": 10**7, "restarts": 10**4, "masking_images": 10**6, "epochs": 10**6,

@@ -34,10 +34,10 @@ from mereo.training.threads import threads_kept, use_fastest
 from mereo.training.trial_step import TrialStep
 
 MINUTES, MOST_MINUTES, IMAGES = 1.5, 20.0, 2500
-"""Time of a training by default: in proportion to the images, the least for up to this many."""
+"""Default minutes of a training: the least, for up to this many images, then in proportion to them, and the most."""
 LEAST_EPOCHS, ENOUGH_EPOCHS, ENOUGH_STEPS, AT_MOST = 15, 60, 2500, 10
-"""Epochs that a network needs to learn; epochs, or steps of few images, beyond which little is gained, and how many
-times these a training of a given time has at most."""
+"""Epochs that a network needs to learn; epochs, or steps if images are few, beyond which little is gained; and the
+largest multiple of these in a training with a given time."""
 EPOCHS_TO_ENLARGE, LARGER = 40, (2.0, 1.5)
 """Epochs of larger images that must fit for them to be chosen, and their sides divided by the network's image side."""
 LARGE, SMALLER, MULTIPLE = 64, (0.75, 0.5, 0.3), 32
@@ -48,9 +48,9 @@ READING, TESTING, TESTS, FEWEST_TESTED, READ_AT = 0.2, 0.2, 3, 500, 64
 """Shares of a given time for reading the images and for testing; how often test images are evaluated, least number of
 them that is tested in any case; side of the images by which reading is timed."""
 FASTER, TIMED_SECONDS = 0.8, 0.45
-"""bfloat16 is chosen where a step takes at most this share of its time; seconds spent on measuring that."""
+"""bfloat16 is chosen if a step takes at most this share of its time; seconds spent on measuring that."""
 FINE_TUNING, WARMUP_STEPS = 1 / 3, 20
-"""Factor of the rate where weights are given; steps of a warm-up at least."""
+"""Factor of the rate if weights are given; least steps of a warm-up."""
 SHOWN = 20
 """Classes that are listed by name."""
 
@@ -77,7 +77,7 @@ def sides_for(own: int, largest: int | None) -> list[int]:
 
     Args:
         own: side of the network.
-        largest: of the sides of the images, which are not enlarged where that can be avoided.
+        largest: of the sides of the images, which are not enlarged if that can be avoided.
     """
     if own <= LARGE:
         return [side for factor in LARGER if largest and (side := round(factor * own)) <= largest] + [own]
@@ -106,7 +106,7 @@ class Automatic:
     """A configuration with its open settings chosen.
 
     Attributes:
-        config: all of it explicit but what a plan resolves.
+        config: every field is explicit, except fields that a plan resolves.
         info: of the data, so that it need not be scanned again; None if nothing was chosen.
         facts: from which the settings were chosen; None if nothing was chosen.
         reasons: of the settings that were chosen, by name.
@@ -184,7 +184,7 @@ def stated_by(task: type[Task], given: Collection[str]) -> dict[str, Any]:
 
 
 def follow_task(config: TrainConfig, given: Collection[str]) -> TrainConfig:
-    """The configuration with what its task states, in place of what is not given."""
+    """The configuration, with the task's settings for fields that are not given."""
     task = get_task(config.task)
     named = {"model": task.example_model, "data": task.example_data, **stated_by(task, given)}
     return config.replace(**{name: value for name, value in named.items() if name not in given})
@@ -297,7 +297,7 @@ def choose(
     Args:
         config: with defaults where nothing is given.
         given: names of the fields that were given, by an option or in Python.
-        info: of the data, where that is known already.
+        info: of the data, if already known.
         by_clock: whether a training of given minutes follows a clock; otherwise its number of epochs is fixed here.
     """
     config.check()

@@ -67,13 +67,13 @@ def _with_insertion(label: str, variant: Variant, text: str) -> tuple[str, Varia
 def make_study(
     texts: Sequence[str], recipe: str | None = None, *, recipes: bool = True, insert: Sequence[str] = ()
 ) -> Study:
-    """The study that compares the named networks; arguments as of `parse_variant`.
+    """The study that compares the named networks; arguments as for `parse_variant`.
 
     Args:
         texts: networks and recipes.
         recipe: for networks that are not given as recipes.
         recipes: whether a name that a network and a recipe have means the recipe.
-        insert: mechanisms as of `--insert`, each put into each network, and "none" for the network alone.
+        insert: mechanisms as for `--insert`, each put into each network, and "none" for the network alone.
     """
     if not texts:
         raise UsageError("models is empty; give some, such as mspcaps_tiny capsnet:routing_steps=1.")

@@ -80,7 +80,7 @@ def choosing_metric(task: Task, *, uneven: bool) -> str:
 def is_better(task: Task, scores: Scores, best: Mapping[str, Any] | None, metric: str | None = None) -> bool:
     """Whether an epoch is better than the best so far: by a metric, by default the task's, then by the loss.
 
-    Epochs of older checkpoints may lack another metric than the task's; then that one is compared.
+    Epochs of older checkpoints may have the task's metric only; then that one is compared.
     """
     if best is None:
         return True

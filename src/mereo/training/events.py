@@ -61,7 +61,7 @@ class EventFile:
         self._write(step=row["epoch"], summary=Summary(value=values))
 
     def picture(self, name: str, step: int, path: Path) -> None:
-        """Write a PNG file as an image; nothing where there is no such file."""
+        """Write a PNG file as an image; nothing if there is no such file."""
         from PIL import Image
         from tensorboard.compat.proto.summary_pb2 import Summary
 

@@ -1,4 +1,4 @@
-"""Groups of parameters: with which factor of the learning rate, and with or without weight decay."""
+"""Groups of parameters, by their factor of the learning rate and by weight decay."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -11,16 +11,16 @@ from mereo.training.config import TrainConfig
 LR_SCALE = "lr_scale"
 """Key of a group: its factor of the learning rate, as in timm."""
 BODY, BODY_RATE, HEAD_SHARE = "body", 0.1, 0.1
-"""Of pretrained networks: the key of groups without parameters of the classifier, the factor of their rate, and the
-share of the training in which they rest."""
+"""For pretrained networks: the key of groups without classifier parameters, the factor of their rate, and the share
+of the training in which they do not learn."""
 
 
 def parameter_groups(config: TrainConfig, objective: nn.Module, model: VisionModel) -> Iterable[Any]:
-    """The trained parameters of an objective for an optimiser, in groups where the configuration asks for them.
+    """The trained parameters of an objective for an optimiser, in groups if the configuration asks for them.
 
     Args:
         config: weight_decay, weight_decay_norm, layer_decay and pretrained are used.
-        objective: the model and what else is trained.
+        objective: the model and other trained modules.
         model: the network, which knows its layers.
     """
     if config.weight_decay_norm and config.layer_decay is None and not config.pretrained:
@@ -40,7 +40,7 @@ def parameter_groups(config: TrainConfig, objective: nn.Module, model: VisionMod
 
 
 def _head_and_body(group: dict[str, Any], model: VisionModel) -> list[dict[str, Any]]:
-    """A group as its parameters of the classifier and its others, which have a tenth of the rate."""
+    """A group, split into the classifier's parameters and the others, which have a tenth of the rate."""
     heads = tuple(f"{part}." for part in (model.classifier, *model.classifier_parts))
     own = {parameter for name, parameter in model.named_parameters() if name.startswith(heads)}
     head = {**group, "params": [p for p in group["params"] if p in own]}

@@ -52,7 +52,7 @@ class Match:
             (batch, heads, receivers, senders) over all tokens, as `mereo.record` shows them.
         teacher: name of the teacher's layer or coupling.
         student: name in the student; the same by default.
-        student_what: of the student, if it is another kind, such as a layer that predicts couplings.
+        student_what: the student's kind, if it differs, such as a layer that predicts couplings.
         loss: "mse", "squares" (their sum), "kl", or a function (student, teacher) -> scalar. "kl" takes couplings as
             probabilities, along the axis that they are normalised over, and outputs and layers as logits.
         weight: factor of the term.
@@ -78,7 +78,7 @@ class Match:
 
     @property
     def places(self) -> tuple[tuple[str, str], tuple[str, str]]:
-        """Kind and name of what is taken from the teacher and from the student."""
+        """Kind and name of the tensors taken from the teacher and from the student."""
         other = self.teacher if self.student is None else self.student
         return (self.what, self.teacher), (self.student_what or self.what, other)
 

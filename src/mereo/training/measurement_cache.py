@@ -1,4 +1,4 @@
-"""Measurements cached in a file next to what was measured, and repeated where their settings differ."""
+"""Measurements cached in a file next to the measured network, and repeated if their settings differ."""
 
 import json
 from collections.abc import Callable, Mapping

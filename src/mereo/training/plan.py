@@ -115,7 +115,7 @@ def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
 
     Args:
         config: of the command line, a file or a recipe.
-        info: of its data, where that is known already.
+        info: of its data, if already known.
     """
     config.check()
     entry = get_model_entry(config.model)

@@ -17,7 +17,7 @@ COLUMNS = ("epoch", "lr", "train_loss", "train_accuracy", "val_loss", "val_accur
 """Columns of the history of a classifier; for any task they are its `columns`."""
 
 FIRST_SECONDS = 1.0
-"""Seconds of training before the first line of progress, where there is no terminal."""
+"""Seconds of training before the first line of progress, if there is no terminal."""
 
 
 class Report(Reporter):
@@ -56,7 +56,7 @@ class Report(Reporter):
     def epoch(
         self, row: dict[str, Any], epochs: int, best: bool, left: float, task: Task, chosen_by: str | None = None
     ) -> None:
-        """One epoch is done: a line of its metrics, with the one that chooses the best epoch where it is another."""
+        """One epoch is done: print its metrics, and the one that chooses the best epoch if it is another."""
         train, held_out = (row[f"{split}_{task.chooses[0]}"] for split in ("train", "val"))
         parts = [f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}", f"loss {row['train_loss']:.4f}"]
         if train is not None:

@@ -30,7 +30,7 @@ PARTS = 5
 FEWEST = 5
 """Epochs below which nothing can be compared."""
 GAIN, LEFT = 0.1, 0.01
-"""Share of the remaining errors that must have gone, and errors below which nothing is worth going on for."""
+"""Least share of the errors that was removed, and share of errors below which further training is not worth it."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def read_results(path: Path, task: str = "classification") -> dict[str, Any]:
 
 
 def gain_at_the_end(values: Sequence[float]) -> tuple[float, float] | None:
-    """Means of a share such as the accuracy over the fifth before the last and over the last, if it still rose.
+    """Means of a share, such as the accuracy, over the last but one and the last fifth of epochs, if it still rose.
 
     Args:
         values: of every epoch, in [0, 1], larger is better.
@@ -150,6 +150,6 @@ def still_improving(history: Sequence[Mapping[str, Any]], task: Task, config: Tr
     if config.name is not None:
         command += ["--name", f"{config.name}-longer"]
     return (
-        f"{what} still rose, from {task.show(gain[0])} to {task.show(gain[1])} in the last epochs; as long again:"
+        f"{what} still rose, from {task.show(gain[0])} to {task.show(gain[1])} in the last epochs; to go on:"
         f" {shlex.join(command)}"
     )

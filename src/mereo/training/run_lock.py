@@ -124,7 +124,7 @@ def check_unlocked(folder: Path) -> None:
 
 
 def is_abandoned(folder: Path) -> bool:
-    """Whether a folder was locked by a process that was killed; False where the file system has no locks."""
+    """Whether a folder was locked by a process that was killed; False if the file system has no locks."""
     try:
         descriptor = os.open(folder / LOCK_NAME, os.O_RDWR)
     except OSError:

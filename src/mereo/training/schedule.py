@@ -6,7 +6,7 @@ from time import monotonic, process_time
 from mereo.training.config import TrainConfig
 
 HALVED = 10_000
-"""Steps after which the inverse schedule has half the rate, where decay_steps does not say."""
+"""Steps after which the inverse schedule has half the rate, if decay_steps is not given."""
 WARMUP_SHARE = 0.2
 """Share of the given time after which the warm-up ends, even if its steps are not done."""
 EVALUATION, SINGLE = 0.35, 2.5
@@ -17,13 +17,13 @@ SHORTEST = 0.25
 """Part of an epoch that must fit into the remaining time for another epoch to begin."""
 
 CLOCK = ("elapsed", "setup", "reserve")
-"""What the checkpoint of a training of a given time keeps of it, in seconds."""
+"""Fields of the clock in the checkpoint of a training with a given time, in seconds."""
 
 
 class Clock:
     """The time of a training: the share of it that has passed, and the number of epochs that fit into it.
 
-    The last epoch ends in the middle where the time is up.
+    The last epoch ends early when the time is up.
 
     Args:
         minutes: that the training may take; None for a given number of epochs, which ends no epoch early.

@@ -34,7 +34,7 @@ class Setup:
     """Everything a run needs.
 
     Attributes:
-        plan: the resolved configuration and what it names.
+        plan: the resolved configuration and the objects that it names.
         task: with the names of the classes.
         model: the network, on the CPU.
         splits: the data.

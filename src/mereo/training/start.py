@@ -69,7 +69,7 @@ def follow_weights(config: TrainConfig) -> TrainConfig:
         return config.replace(**changes)
     if described.model != config.model:
         raise UsageError(
-            f"weights is {weights!r}, those of {described.model}, and model is {config.model!r}; give --model"
+            f"weights is {weights!r}, which belongs to {described.model}, and model is {config.model!r}; give --model"
             f" {described.model}, or weights of {config.model}."
         )
     if described.surgery:
@@ -93,10 +93,10 @@ def _follow_published(config: TrainConfig) -> TrainConfig:
 
 
 def start_from(model: VisionModel, weights: str) -> str:
-    """Give a network the weights that a training starts from, and return a line on what is new.
+    """Give a network the weights that a training starts from, and return a line on its new layers.
 
     A network whose `part_with_weights` is another network takes weights of that one too. Mechanisms that were inserted
-    start with their own weights, unless those given are of a network that has them.
+    start with their own weights, unless the given weights are of a network that has them.
     """
     inserted = [each["args"] for each in model.config.get("surgery", ()) if each["name"] == "insert"]
     if inserted and not _states_surgery(weights):
@@ -143,12 +143,12 @@ def _is_whole(model: VisionModel, weights: str) -> bool:
 
 
 def _source(model: VisionModel, weights: str) -> tuple[VisionModel, str]:
-    """The trained network that weights are of, and what to call them."""
+    """The trained network that some weights belong to, and their name in messages."""
     name, size = str(model.config["model"]), model.image_shape[1:]
     if is_published(weights):
         return create_model(name, weights=weights, img_size=size), f"{weights.partition('.')[0]}'s weights of {name}"
     path = weights_file(weights)
     if is_described(path):
         return load(weights), weights
-    # Of another library, by the names of its tensors.
+    # Weights of another library, recognised by the names of the tensors.
     return cast(VisionModel, convert(path, model=name, img_size=size)), f"{weights}, converted"

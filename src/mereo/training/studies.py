@@ -74,7 +74,7 @@ def folder_name(label: str) -> str:
 def make_plans(
     configs: Mapping[tuple[str, int], "TrainConfig | Plan"], info: "DatasetInfo | None" = None
 ) -> dict[tuple[str, int], "Plan"]:
-    """The plans of several runs; shared data is inspected once, or not at all where `info` of it is given."""
+    """The plans of several runs; shared data is inspected once, or not at all if its `info` is given."""
     from mereo.data import dataset_info
     from mereo.models import get_model_entry
     from mereo.training.plan import Plan, make_plan
@@ -100,7 +100,7 @@ def finish_runs(
     *,
     quiet: bool = False,
 ) -> dict[str, list[dict[str, Any]]]:
-    """Run what is not finished, and return the results of all runs by variant, in the order of seeds.
+    """Run the unfinished runs, and return the results of all runs by variant, in the order of seeds.
 
     UsageError for a finished run of another configuration: it does not belong to this table. With `quiet` the trainings
     print nothing.

@@ -1,4 +1,4 @@
-"""Metrics of a run for other programs: Weights & Biases, MLflow and what else Accelerate knows by name.
+"""Metrics of a run for other programs: Weights & Biases, MLflow and other trackers that Accelerate knows by name.
 
 Nothing leaves the machine unless the environment says so: Weights & Biases writes offline into the run folder, and
 MLflow into a database beside it. TensorBoard events are written by `events.py`.
@@ -40,7 +40,7 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 def _arguments(name: str, folder: RunFolder) -> dict[str, Any]:
-    """Arguments of the tracker of a run; it writes on this machine where the environment names no other place."""
+    """Arguments of the tracker of a run; it writes on this machine unless the environment names another place."""
     if name == "wandb":
         os.environ.setdefault("WANDB_MODE", "offline")
         return {"name": folder.path.name, "dir": str(folder.path)}

@@ -6,7 +6,7 @@ uninterrupted one, bit for bit on a CPU. With `minutes` the rate and the end fol
 The task defines predictions, loss and metrics.
 
 Read it from top to bottom: `train` prepares a run, `Trainer.fit` goes through its epochs, `train_epoch` through the
-steps of one, `optimise` is a step, `batch` what it sees; then what follows an epoch, checkpoints, and `finish`.
+steps of one, `optimise` is a step, `batch` loads its images; then the end of an epoch, checkpoints, and `finish`.
 """
 
 import math
@@ -222,10 +222,10 @@ class Trainer:
     def train_epoch(self, epoch: int, first: int) -> dict[str, Any]:
         """The steps of an epoch from step `first` on, with checks of the loss and checkpoints; its row of results.
 
-        The epoch ends early where a given time is up.
+        The epoch ends early when a given time is up.
         """
         order = self.sampler(epoch)
-        # A set that decodes its images is told which of them this process takes in the remaining steps.
+        # A set that decodes its images needs to know which of them this process takes in the remaining steps.
         rest = order[first * self.batch_size : self.steps * self.batch_size]
         self.splits.train.prefetch(rest.view(-1, self.processes, self.part_size)[:, self.rank].flatten())
         precise = torch.float64 if self.device.type != "mps" else torch.float32
@@ -273,7 +273,7 @@ class Trainer:
         self.clock.keep(each * held + final * (held + 2 * tested + min(tested, MOST_TEST_IMAGES)))
 
     def _plan_epochs(self, done: float) -> None:
-        """Plan the number of epochs anew, where it follows from a given time."""
+        """Plan the number of epochs anew, if it follows from a given time."""
         self.epochs = self.clock.epochs(done, self.config.epochs)
         self.report.expect(self.epochs * self.steps)
 
@@ -585,7 +585,7 @@ class Trainer:
 
     @torch.inference_mode()
     def _draw_test_samples(self) -> None:
-        """Some test images, evenly spaced, with what is predicted for them."""
+        """Draw some test images, evenly spaced, with their predictions."""
         test, count = self.splits.test, min(SHOWN, len(self.splits.test))
         batch = test.batch(torch.arange(count) * (len(test) // count), crop=self.crop, device=self.device)
         self.task.draw(self.model.eval(), batch, prepare_batch(batch, self.cfg), self.folder.test_samples)

@@ -57,7 +57,7 @@ class TrialStep:
         return batch._replace(images=batch.images.contiguous(memory_format=self.memory_format))
 
     def loss(self, batch: Batch) -> Tensor:
-        """The training loss of a batch, part of it replaced by adversarial images where the plan asks for that: ()."""
+        """The training loss of a batch, part of it replaced by adversarial images if the plan asks for that: ()."""
         if self.adversary is not None:
             batch = self.adversary(self.model, batch, 0, 0)
         with self._arithmetic():

@@ -203,7 +203,7 @@ def test_shared_transforms_equal_expanded_ones() -> None:
 
 
 def test_sparsity_empties_parents() -> None:
-    """As many children as there are explain themselves by one parent: the other shrinks as lambda grows."""
+    """A growing lambda shrinks the parents that are not needed to explain the children."""
     p = random_problem(11, 4, 2, 2, 2)
     lengths = [run(p, sweeps=200, sparsity=s).mean.norm(dim=-1).sum().item() for s in (0.0, 1.0, 10.0, 100.0)]
     assert lengths == sorted(lengths, reverse=True) and lengths[-1] < 0.1 * lengths[0]

@@ -40,7 +40,7 @@ def test_counts_of_the_authors_code(name: str, stem: int, blocks: list[int], cla
 
 def test_count_with_three_blocks() -> None:
     assert count(outline("ar_capsnet_cifar10", blocks=3)) == 8_949_632
-    assert count(outline("ar_capsnet")) == 5_312_528, "the short name is that of MNIST"
+    assert count(outline("ar_capsnet")) == 5_312_528, "the short name means MNIST's network"
 
 
 def some(**changes: Any) -> ARCapsNet:

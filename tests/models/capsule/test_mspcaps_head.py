@@ -155,7 +155,7 @@ def test_the_backbone_starts_from_a_trained_one(tmp_path: Path) -> None:
 
 def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     mereo.save_weights(tmp_path / "other.safetensors", mereo.create_model("mspcaps_tiny", channels=(4, 6, 8)))
-    with pytest.raises(UsageError, match="those of mspcaps_tiny; the backbone is 'resnet20'"):
+    with pytest.raises(UsageError, match="which belongs to mspcaps_tiny, not to 'resnet20'"):
         mereo.create_model("mspcaps_head", **TINY, weights=str(tmp_path / "other.safetensors"))
     mereo.save_weights(tmp_path / "wide.safetensors", mereo.create_model("resnet20"))
     with pytest.raises(UsageError, match="do not fit"):
@@ -280,7 +280,7 @@ def test_a_training_starts_from_a_trained_backbone(tmp_path: Path) -> None:
     assert start_from(model, str(plan.config.weights)) == f"backbone starting from {path}"
     for name, tensor in model.backbone.model.state_dict().items():
         assert torch.equal(tensor, classifier.state_dict()[name]), name
-    with pytest.raises(UsageError, match="those of resnet20, and model is 'mspcaps_head'"):
+    with pytest.raises(UsageError, match="which belongs to resnet20, and model is 'mspcaps_head'"):
         make_plan(config.replace(model_args={"backbone": "mspcaps_tiny"}))
     mereo.save_weights(tmp_path / "head.safetensors", model)
     again = plan.build_model()

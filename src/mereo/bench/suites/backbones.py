@@ -44,7 +44,7 @@ TAKES = (
     " height, width) to scores (batch, classes); it gets the weights of ours"
 )
 NUDGE = 0.02
-"""Standard deviation of what is added to every initial weight."""
+"""Standard deviation of the noise that is added to every initial weight."""
 
 
 def why_not_timm(name: str) -> str | None:
@@ -62,7 +62,7 @@ def why_not_timm(name: str) -> str | None:
 
 
 def drop_nothing(model: nn.Module) -> None:
-    """Turn off what is left out at random in training, so that two networks compute the same."""
+    """Turn off dropout and stochastic depth, so that two networks compute the same."""
     module: Any
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -179,7 +179,7 @@ def adopt(factory: Callable[..., Any], setting: Setting) -> Callable[[Mode], Wor
 
 
 def contenders(setting: Setting) -> tuple[Contender, ...]:
-    """Timm eager, channels-last and compiled, then ours eager, fused and compiled; ours first where timm has none."""
+    """Timm eager, channels-last and compiled, then ours eager, fused and compiled; ours first if timm has none."""
     name, device = setting.word("model"), setting.device
     ours_only = why_not_timm(name) is not None
 

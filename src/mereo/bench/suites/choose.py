@@ -1,4 +1,4 @@
-"""Every mechanism that can stand where dense self-attention stands, with its projections, over lengths."""
+"""Every mechanism that can replace dense self-attention, with its projections, over lengths."""
 
 import math
 from collections.abc import Callable
@@ -42,7 +42,7 @@ class Choice:
         tokens: what it takes.
         takes: grids that it can take, in words.
         causal: "always", "option" or "no".
-        compared: in what it differs from dense softmax attention.
+        compared: how it differs from dense softmax attention.
         quadratic: whether its time grows with the square of the tokens.
     """
 
@@ -121,7 +121,7 @@ CHOICES = (
 )  # fmt: skip
 
 MOST_PAIRS = 2**28
-"""Pairs of tokens above which what is quadratic is left out."""
+"""Pairs of tokens above which quadratic mechanisms are left out."""
 
 
 def side_of(setting: Setting) -> int:
@@ -136,7 +136,7 @@ def inputs(setting: Setting, mode: Mode) -> tuple[Any, ...]:
 
 
 def work(setting: Setting, mode: Mode) -> Work:
-    """The four projections only: what every row has in common, and less than any needs."""
+    """The four projections only, which every row has in common: a lower bound for all."""
     rows, dim = setting.size("batch") * side_of(setting) ** 2, setting.size("dim")
     times = 1 if mode == "forward" else 3
     return Work(8 * times * rows * dim**2, FLOAT * times * (2 * rows * dim + 4 * dim**2))
@@ -202,7 +202,7 @@ def digest(run: Run) -> list[Table]:
 
 CHOOSE = Suite(
     "choose",
-    "every mechanism that can stand where dense self-attention stands, from 1k to 64k tokens",
+    "every mechanism that can replace dense self-attention, from 1k to 64k tokens",
     "tokens (batch, tokens, dim) of a square image -> anything",
     {"batch": 1, "tokens": 4096, "heads": 4, "dim": 256},
     inputs,

@@ -114,12 +114,12 @@ def distributed_attention(
             nothing is sent here, see `ShardedAttention` for the projection.
         causal: whether a token attends to none behind it.
         block: queries whose scores are held at once, in the plain form that this asks for; PyTorch's fused attention
-            otherwise, where there is one.
+            otherwise, if there is one.
         layout: which tokens a process holds, see `shard_positions`. Causal attention has equal work in all processes
             with "zigzag" and "striped". It makes no difference otherwise.
         scale: factor of the scores; 1 / sqrt(dim) by default.
         return_lse: also return log sum exp of the scores, float32 or wider.
-        coupling: makes the couplings where they are watched or no softmax; every process then gathers keys and values,
+        coupling: makes the couplings if watched or not a softmax; every process then gathers keys and values,
             and `record` shows (batch, heads, tokens of this process, all tokens).
 
     Shapes:

@@ -76,7 +76,7 @@ def pieces(
 
     Args:
         receiver, sender: the process with the queries, and that with the keys.
-        rows, columns: how many queries and how many keys each process has; the same where causal.
+        rows, columns: how many queries and how many keys each process has; the same if causal.
     """
     n, m, ranks = rows[receiver], columns[sender], len(rows)
     if not causal:

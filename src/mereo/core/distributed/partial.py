@@ -11,7 +11,7 @@ from torch import Tensor
 from mereo.core.squash import accumulation_type
 
 BLOCK = 1024
-"""Queries whose scores are held at once where nothing fused runs."""
+"""Number of queries whose scores are held at once without a fused operator."""
 
 _FUSED_TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -95,7 +95,7 @@ class Kernel:
 
 
 def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Add a part to what was attended so far, in place; parts and sums without any sender have an lse of -infinity.
+    """Add a part to the attention so far, in place; parts and sums without any sender have an lse of -infinity.
 
     lse' = log(e^lse + e^part_lse),   out' = out e^(lse - lse') + part e^(part_lse - lse')
 

@@ -1,4 +1,4 @@
-"""One call of distributed attention: what all processes agreed on, and attention to the parts of a sequence."""
+"""One call of distributed attention: the arguments that processes agreed on, and attention to parts of a sequence."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Plan:
     Attributes:
         rows, columns: number of queries and of keys of each process; known once the processes have compared them.
         kernel: computes attention to a part of the keys.
-        coupling: makes the couplings where they are watched or no softmax; None for a softmax.
+        coupling: makes the couplings if they are watched or not a softmax; None for a softmax.
         watched: whether a process needs the couplings themselves, for which all gather keys and values.
     """
 
@@ -103,7 +103,7 @@ class Plan:
         return attend(q, k, v, coupling, scale=self.kernel.scale), None
 
     def coupled(self, q: Tensor, k: Tensor, v: Tensor, mine: Tensor | None) -> Result:
-        """Attention to the keys of all by the couplings themselves; `mine` is where the queries are, if causal."""
+        """Attention to all keys by the couplings themselves; `mine` are the positions of the queries, if causal."""
         coupling = Coupling("senders") if self.coupling is None else self.coupling
         mask = None if mine is None else mine.unsqueeze(1) >= torch.arange(k.shape[2], device=q.device)
         out = attend(q, k, v, coupling, mask=mask, scale=self.kernel.scale)
@@ -113,7 +113,7 @@ class Plan:
 
 
 def keep(ctx: Any, plan: Plan, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Keep what the backward pass of a scheme needs; its results, `out` in the type of the queries."""
+    """Keep the tensors that the backward pass of a scheme needs; its results, `out` in the type of the queries."""
     out = out.to(q.dtype)
     ctx.plan = plan
     ctx.save_for_backward(q, k, v, out, lse)

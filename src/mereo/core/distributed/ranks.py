@@ -12,7 +12,7 @@ from mereo.core.distributed.traffic import sent
 from mereo.errors import UsageError
 
 Group = Any
-"""`torch.distributed.ProcessGroup`, which does not exist where PyTorch was built without it."""
+"""`torch.distributed.ProcessGroup`, which does not exist if PyTorch was built without it."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def ranks_of(group: Group) -> Ranks:
 def agree(
     ranks: Ranks, facts: Mapping[str, object], problem: str | None, free: Sequence[str] = ()
 ) -> dict[str, list[Any]]:
-    """Compare arguments over all processes, so that all of them raise where one would fail or wait for ever.
+    """Compare arguments over all processes, so that all of them raise if one would fail or wait for ever.
 
     Args:
         facts: name -> plain value, the same names in every process.

@@ -14,9 +14,9 @@ from mereo.core.distributed.plan import Plan, keep
 
 
 def head_groups(heads: int, bytes_per_head: int, least: int = 2**20, parts: int = 8) -> Iterator[slice]:
-    """Groups of heads that travel together: an eighth of them, but more where that is less than a MiB.
+    """Groups of heads that travel together: an eighth of them, or more if that is less than a MiB.
 
-    What travels is held several times. In small groups this adds little to what a process holds anyway.
+    Tensors in transit are held several times. In small groups this adds little to what a process holds anyway.
     """
     together = max(1, heads // parts, -(-least // max(bytes_per_head, 1)))
     for first in range(0, heads, together):
@@ -26,8 +26,8 @@ def head_groups(heads: int, bytes_per_head: int, least: int = 2**20, parts: int 
 class _Buffers:
     """A few flat buffers, for the keys and values, and their gradients, that are here and that arrive.
 
-    They serve one group of heads after the other, and so does each step: what is allocated again and again in other
-    sizes leaves holes in memory.
+    They are reused for one group of heads after the other, and in every step: repeated allocation in other sizes would
+    fragment memory.
     """
 
     def __init__(self, plan: Plan, k: Tensor, v: Tensor, groups: list[slice], count: int, dtype: torch.dtype) -> None:
@@ -37,7 +37,7 @@ class _Buffers:
         self.held = [k.new_empty(size, dtype=dtype) for _ in range(count)]
 
     def of(self, number: int, sender: int, heads: int, dtype: torch.dtype) -> Tensor:
-        """The part of a buffer for what belongs to that process."""
+        """The part of a buffer that belongs to that process."""
         size = self.plan.columns[sender] * self.batch * heads * sum(self.dims)
         return self.held[number].view(dtype)[:size]
 
@@ -99,7 +99,7 @@ class Ring(torch.autograd.Function):
         buffers = _Buffers(plan, k, v, groups, 3 if ranks.size > 1 else 2, wide)
         for heads in groups:
             given = [None if x is None else x[:, heads] for x in (grad, grad_lse, q, out, lse)]
-            # Numbers of buffers: the keys and values that are here, the sums of their gradients, and what comes.
+            # Numbers of buffers: the keys and values that are here, the sums of their gradients, and arriving ones.
             count, own, summed, free = heads.stop - heads.start, 0, 1, 2
             here, total = buffers.pack(own, k[:, heads], v[:, heads]), buffers.of(summed, ranks.rank, count, wide)
             total.zero_()

@@ -1,4 +1,4 @@
-"""Gradients that can be differentiated again, for what is computed by operations whose own gradients cannot.
+"""Gradients that can be differentiated again, for operations whose own gradients cannot.
 
 A compiled operator, ours or PyTorch's fused attention, has a backward pass and no derivative of that. A backward pass
 with create_graph=True therefore goes through the plain operations that it stands for.
@@ -37,7 +37,7 @@ def gradients_again(run: Callable[..., Tensor | Tensors], tensors: Tensors, grad
 
 
 class _Again(torch.autograd.Function):
-    """What was computed, whose gradient is passed on as it is, or made anew where it will be differentiated again."""
+    """The computed value; its gradient is passed on as it is, or made anew if it will be differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, run: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:

@@ -17,7 +17,7 @@ from mereo.core.votes import SameVotes
 from mereo.errors import check_finite
 
 FEW_PAIRS = 2**18
-"""Pairs of receivers and senders up to which the map of couplings of a head is made where that is faster."""
+"""Pairs of receivers and senders up to which the map of couplings of a head is made if that is faster."""
 
 
 @dataclass(slots=True)
@@ -42,9 +42,9 @@ def _plain(given: _Exchange) -> Tensor:
 
 
 def _of_one_size(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and keys as wide as the values by zeros, where PyTorch's fused call would else make a large map.
+    """Queries and keys padded with zeros to the width of the values, if PyTorch's fused call would make a large map.
 
-    On a CPU it computes without the map of couplings only what has one size. The map of few pairs is faster.
+    On a CPU that call avoids the map of couplings only for equal widths. For few pairs the map is faster.
     """
     missing = v.shape[-1] - q.shape[-1]
     if missing <= 0 or q.device.type != "cpu" or torch.compiler.is_exporting():
@@ -57,7 +57,7 @@ def _of_one_size(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def _sdpa(given: _Exchange) -> Tensor:
     out, coupling = _fused(given), given.coupling
     if not out.requires_grad or (coupling.dropout and coupling.training):
-        return out  # what was dropped cannot be drawn again
+        return out  # the dropout mask cannot be drawn again
 
     def again(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         scores, mask = SameVotes(k).agree(q * given.scale), given.mask
@@ -114,7 +114,7 @@ def attend(
     tiles: Topology | None = None,
     method: str = "auto",
 ) -> Tensor:
-    """combine(couple(agree)): what each query becomes.
+    """combine(couple(agree)): the output for each query.
 
     Args:
         coupling: makes the couplings; while it is watched, the plain path runs.

@@ -104,7 +104,7 @@ def _everyone(x: Tensor, circle: Circle) -> Tensor:
 
 
 def _add_of_everyone(tensors: tuple[Tensor, ...], circle: Circle, scale: float) -> None:
-    """Add what the senders that everyone attends to have to do with the gradients, a few queries at a time."""
+    """Add the gradients through the senders that every query attends to, a few queries at a time."""
     q, k, v, grad, _, out, lse, dq, dk, dv = tensors
     keys, values = _everyone(k, circle), _everyone(v, circle)
     if keys.shape[2] == 0:
@@ -156,7 +156,7 @@ attend_compiled.register_autograd(_rule, setup_context=_save)
 def run(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, topology: ImageCircle, scale: float, with_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The output of each image token, and log sum exp of its scores, without a gradient, where it is wanted."""
+    """The output of each image token, and log sum exp of its scores, without a gradient, if it is wanted."""
     circle = topology.circle
     out, lse = attend_compiled(q, k, v, numbers_of(circle), float(circle.radius), scale)
     return out, lse if with_lse else None

@@ -40,7 +40,7 @@ def _plain(x: Any) -> bool:
 
 
 def direct(operator: Any, *inputs: Any) -> Any:
-    """operator(*inputs), without the dispatcher where that makes no difference.
+    """operator(*inputs), without the dispatcher if that makes no difference.
 
     Args:
         operator: made by `direct_operator`.

@@ -1,6 +1,6 @@
 """Attention to the senders of a topology; a table of predicates chooses the execution.
 
-Cost: 2 N S (D + E) FLOPs a head for N receivers, S being what an execution reads for each: its own senders (compiled,
+Cost: 2 N S (D + E) FLOPs a head for N receivers, S the senders read for each one: its own (compiled,
 gathered), the senders of its tile (tiles), all senders (dense). Tiles and gathered copy keys and values S times.
 """
 
@@ -32,7 +32,7 @@ class Exchange:
     Attributes:
         q: (batch, heads, receivers, dim).
         k, v: (batch, heads, senders, dim or pose).
-        topology: who attends to whom.
+        topology: which senders each receiver attends to.
         coupling: makes the couplings.
         scale: factor of q k^T.
         table: biases by relative position, (heads, positions), for a `Neighborhood`; or None.
@@ -59,7 +59,7 @@ class Exchange:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Everything that may need a gradient, but for what `bias` uses."""
+        """Everything that may need a gradient, except the tensors of `bias`."""
         return (self.q, self.k, self.v) if self.table is None else (self.q, self.k, self.v, self.table)
 
     @property
@@ -136,7 +136,7 @@ def _inside(given: Exchange, tiles: Tiles) -> tuple[Tensor, Tensor]:
     batch, count = given.q.shape[0], tiles.count
     receivers, senders = tiles.receivers.clamp(min=0), tiles.senders.clamp(min=0)
     assert tiles.pairs is not None
-    # What padding becomes is left out in the end; a receiver without senders would be a special case of every softmax.
+    # Outputs of padding are dropped at the end; a receiver without senders would be a special case of every softmax.
     pairs = (tiles.pairs | (tiles.receivers < 0).unsqueeze(-1)).unsqueeze(1)
     bias = given.biases(receivers.unsqueeze(-1), senders.unsqueeze(-2))
     bias = None if bias is None else bias.transpose(0, 1)
@@ -208,7 +208,7 @@ METHODS: dict[str, tuple[Callable[[Exchange], Result], Callable[[Exchange], str 
 
 
 def exchange(given: Exchange, method: str = "auto") -> Result:
-    """The output of each receiver, (batch, heads, receivers, pose), and log sum exp of its scores where it is wanted.
+    """The output of each receiver, (batch, heads, receivers, pose), and log sum exp of its scores if it is wanted.
 
     Args:
         method: "auto", or a row of METHODS.

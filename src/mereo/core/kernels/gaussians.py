@@ -51,7 +51,7 @@ def fit_gaussians(votes: Tensor, weights: Tensor, floor: Floor) -> Gaussians:
     total = weights.sum(-1, keepdim=True)
     share = (weights / total.clamp(min=EMPTY)).unsqueeze(-2)
     mean = share @ votes
-    # What rounding left of the mean, which counts against a small floor where all votes are equal. It has no gradient.
+    # The rounding error of the mean, which matters beside a small floor if all votes are equal. It has no gradient.
     rest = torch.where(total > EMPTY, (share @ (votes - mean)).squeeze(-2), 0).detach()
     mean = mean.squeeze(-2) + rest
     variance = (share @ (votes - mean.unsqueeze(-2)).square()).squeeze(-2)

@@ -21,7 +21,7 @@ def _may_keep() -> bool:
 def kept(maxsize: int = 64) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Keep what a function returned for the last `maxsize` arguments, which can be hashed.
 
-    The tensors can be used in training even where they were made in inference mode, whose own tensors cannot. A program
+    The tensors can be used in training even if they were made in inference mode, whose own tensors cannot. A program
     that is traced has them as constants.
     """
 

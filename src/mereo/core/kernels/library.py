@@ -1,6 +1,6 @@
 """Loads the library compiled from the C++ files of this folder when mereo was built, or gives the reason if missing.
 
-It is plain C: no header of torch, no compiler at run time. Installing mereo builds it where a C++ compiler is found;
+It is plain C: no header of torch, no compiler at run time. Installing mereo builds it if a C++ compiler is found;
 otherwise the reason is in a text file in its place, and in `missing`.
 """
 
@@ -44,7 +44,7 @@ _library, missing = _load()
 class Entry:
     """A function of the library, for one of the instruction sets that it was compiled for.
 
-    Raises MemoryError where its working memory cannot be allocated.
+    Raises MemoryError if its working memory cannot be allocated.
     """
 
     def __init__(self, loaded: ctypes.CDLL, name: str, arguments: tuple[type, ...], level: int) -> None:

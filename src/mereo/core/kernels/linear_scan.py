@@ -42,7 +42,7 @@ def _start(q: Tensor, v: Tensor, state: Tensor | None) -> Tensor:
 
 
 def parallel(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, state: Tensor | None) -> Result:
-    """((Q K^T) * M) V with M_ts = lam^(t-s) for s <= t, and what the state before adds."""
+    """((Q K^T) * M) V with M_ts = lam^(t-s) for s <= t, and the contribution of the state before."""
     before = _start(q, v, state)
     Q, K, V, slopes = (x.to(before.dtype) for x in (q, k, v, slopes))
     t = torch.arange(q.shape[2], device=q.device)
@@ -70,7 +70,7 @@ def _blocks(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, before: Tensor, blo
     Q, K, V = (x.unflatten(2, (-1, block)) for x in (q, k, v))
     t, n = torch.arange(block, device=q.device), torch.arange(Q.shape[2] + 1, device=q.device)
     sums = (K * _powers(slopes, t.flip(0))[:, None, :, None]).transpose(-1, -2) @ V
-    decays = _powers(slopes, block * (n.unsqueeze(1) - 1 - n[:-1]))  # what is left of each sum before each block
+    decays = _powers(slopes, block * (n.unsqueeze(1) - 1 - n[:-1]))  # the remaining share of each sum before each block
     states = torch.einsum("hij,bhjde->bhide", decays, sums)
     states = states + _powers(slopes, block * n)[:, :, None, None] * before.unsqueeze(2)
     read = states[:, :, :-1] if watch is None else watch(states[:, :, :-1])

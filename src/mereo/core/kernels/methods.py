@@ -40,7 +40,7 @@ def execute(
 
     Args:
         methods: the table.
-        call: what the functions of the table take.
+        call: the argument of the functions of the table.
         method: "auto", or a name of the table.
         always: the method that runs wherever there is one, for messages.
     """

@@ -140,7 +140,7 @@ attend_compiled.register_autograd(_rule, setup_context=_save)
 def run(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, topology: Neighborhood, scale: float, with_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The output of each query, and log sum exp of its scores where it is wanted.
+    """The output of each query, and log sum exp of its scores if it is wanted.
 
     Shapes: q, k, v (batch, heads, tokens, dim or pose), k and v with the senders behind the grid
         -> (batch, heads, tokens, pose), (batch, heads, tokens).

@@ -38,8 +38,8 @@ class StreamedPasses:
         children: (batch, senders, d_in).
         weight: (receivers, senders, d_in, d_out).
         prior: logits to start from, (receivers, senders), or None for zeros.
-        leaky: one more parent, with score zero, takes what fits nobody.
-        share: the coupling where neither agreement nor a prior makes one.
+        leaky: one more parent, with score zero, takes votes that fit no other.
+        share: the coupling if there is neither agreement nor a prior.
         tile: how many children are looked at together; None chooses from the sizes.
     """
 

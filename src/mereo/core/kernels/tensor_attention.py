@@ -83,7 +83,7 @@ def exact(given: Triples) -> Tensor:
 
 
 def _block(q: Tensor, k1: Tensor, k2: Tensor, mask1: Tensor | None, mask2: Tensor | None) -> Tensor:
-    """Scores of a block of the first set: (..., receivers, block, m2), -inf where a pair takes no part."""
+    """Scores of a block of the first set: (..., receivers, block, m2), -inf for a pair that takes no part."""
     scores = (q.unsqueeze(-2) * k1.unsqueeze(-3)) @ k2.transpose(-1, -2).unsqueeze(-3)
     for mask, axis in ((mask1, -1), (mask2, -2)):
         if mask is not None:

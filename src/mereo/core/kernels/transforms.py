@@ -19,7 +19,7 @@ def forward_mode() -> bool:
 
 
 def transformed() -> bool:
-    """Whether derivatives in another than reverse mode may be taken of what is computed now."""
+    """Whether the current computation may be differentiated in another than reverse mode."""
     return bool(torch._C._are_functorch_transforms_active()) or forward_mode()
 
 
@@ -34,7 +34,7 @@ def inside_backward() -> bool:
 
 
 def traced_for_onnx() -> bool:
-    """Whether torch.onnx traces now. Nothing does where it is not imported, and it is not imported for this."""
+    """Whether torch.onnx traces now; False without an import of it, which this does not cause."""
     traces = not torch.compiler.is_compiling() and "torch.onnx" in sys.modules
     return traces and torch.onnx.is_in_onnx_export()
 

@@ -9,7 +9,7 @@ import triton.language as tl
 
 @triton.jit
 def _votes(children, weight, b, s, B, S, R, D, E, R_PAD: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr):
-    """U[b, r, e] = sum_d u[b, s, d] W[r, s, d, e], zeros in what is padded."""
+    """U[b, r, e] = sum_d u[b, s, d] W[r, s, d, e], zeros in the padding."""
     r = tl.arange(0, R_PAD)[:, None]
     e = tl.arange(0, E_PAD)[None, :]
     out = tl.zeros((b.shape[0], R_PAD, E_PAD), tl.float32)

@@ -83,7 +83,7 @@ def route_without_votes(
     method: str,
     tile: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """The parents, and what they were before squashing in every pass: (steps, batch, receivers, d_out)."""
+    """The parents, and the parents before squashing in every pass: (steps, batch, receivers, d_out)."""
     passes = _passes(children, weight, prior, normaliser, method, tile)
     wide = accumulation_type(children)
     states = children.new_empty((steps, children.shape[0], weight.shape[0], weight.shape[3]), dtype=wide)
@@ -115,7 +115,7 @@ def _route_backward(
     method: str,
     tile: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of children, weight, prior and bias; an empty tensor for what is None."""
+    """Gradients of children, weight, prior and bias; an empty tensor for each that is None."""
     passes = _passes(children, weight, prior, normaliser, method, tile)
     passes.start_backward()
     # What each pass agreed with; a pass at a time, for small tensors are no work for several threads.

@@ -23,7 +23,7 @@ class Topology(ABC):
     from it; a topology whose pairs are few also states in which tiles they lie (`make_tiles`), and everything is then
     made without looking at all pairs.
 
-    In each of the four forms, `receivers` and `senders` are how many there are. They may be left out where the topology
+    In each of the four forms, `receivers` and `senders` are how many there are. They may be left out if the topology
     knows them (`counts`).
     """
 
@@ -105,8 +105,8 @@ class Tiles(Topology):
     as top-k regions and clusters, are a topology by themselves.
 
     Args:
-        receivers: int64 (tiles, receivers of a tile), (batch, tiles, receivers of a tile) where images differ, or
-            (batch, heads, tiles, receivers of a tile) where heads differ as well.
+        receivers: int64 (tiles, receivers of a tile), (batch, tiles, receivers of a tile) if images differ, or
+            (batch, heads, tiles, receivers of a tile) if heads differ as well.
         senders: int64 (tiles, senders of a tile), or with further axes likewise.
         num_receivers, num_senders: how many there are in the whole image.
         pairs: bool, broadcastable to (..., tiles, receivers of a tile, senders of a tile), which pairs of a tile exist;
@@ -131,7 +131,7 @@ class Tiles(Topology):
     def allowed(
         self, receivers: int | None = None, senders: int | None = None, device: torch.device | None = None
     ) -> Tensor:
-        """As of every topology; (batch, heads or 1, receivers, senders) where images differ."""
+        """As for every topology; (batch, heads or 1, receivers, senders) if images differ."""
         counts = self._sizes(receivers, senders)
         numbers = self._numbers(device or self.senders.device)
         whole = torch.zeros(*numbers.shape[:2], counts[0] * counts[1] + 1, dtype=torch.bool, device=numbers.device)
@@ -192,7 +192,7 @@ class Tiles(Topology):
         """Couplings of tiles over the whole image; pairs that share no tile are 0, pairs of several tiles are added.
 
         Args:
-            sparse: whether the result is a sparse tensor; by default where a dense one has more than LARGEST_DENSE
+            sparse: whether the result is a sparse tensor; by default if a dense one has more than LARGEST_DENSE
                 entries.
 
         Shapes: (batch * tiles, heads, r, s) -> (batch, heads, receivers, senders).

@@ -109,7 +109,7 @@ class Halo(Product):
 
 @dataclass(frozen=True)
 class SequenceBlocks(Product):
-    """Blocks of a sequence that see themselves, the block before, and the one behind where they are not causal.
+    """Blocks of a sequence that see themselves, the block before, and the one behind if they are not causal.
 
     Args:
         tokens: number of tokens; the last block may be shorter.

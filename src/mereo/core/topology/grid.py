@@ -58,7 +58,7 @@ class Grid(NamedTuple):
 
     @property
     def parts(self) -> "list[tuple[int, Grid]]":
-        """Each grid, without what comes after it, and the number of the first that is on it."""
+        """Each grid, without its `after`, and the index of the first entry on it."""
         end = self.prefix + self.types * self.rows * self.columns
         rest = [] if self.after is None else [(end + start, grid) for start, grid in self.after.parts]
         return [(self.prefix, self._replace(prefix=0, after=None)), *rest]

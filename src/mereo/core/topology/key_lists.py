@@ -34,7 +34,7 @@ class KeyLists(Tiles):
         return there > 0
 
     def place(self, couplings: Tensor, sparse: bool | None = None) -> Tensor:
-        """Entries of lists over all senders; a sparse tensor where a dense one has more than LARGEST_DENSE entries.
+        """Entries of lists over all senders; a sparse tensor if a dense one has more than LARGEST_DENSE entries.
 
         Shapes: (batch, heads, receivers, places) -> (batch, heads, receivers, senders).
         """
@@ -46,7 +46,7 @@ class KeyLists(Tiles):
             b, h, r, at = (index >= 0).nonzero(as_tuple=True)
             places = torch.stack((b, h, r, index[b, h, r, at]))
             return torch.sparse_coo_tensor(places, couplings[b, h, r, at], size, check_invariants=False).coalesce()
-        # Behind the last sender is where padding goes.
+        # Padding goes behind the last sender.
         whole = couplings.new_zeros(*size[:3], self.num_senders + 1)
         return whole.scatter_add(3, index.where(index >= 0, self.num_senders), couplings)[..., :-1]
 

@@ -39,7 +39,7 @@ class Line(ABC):
 
 
 class Product(Topology):
-    """A receiver sees a sender where it does so along every axis; cells are numbered row by row."""
+    """A receiver sees a sender if it does so along every axis; cells are numbered row by row."""
 
     @property
     @abstractmethod

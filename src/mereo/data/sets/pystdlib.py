@@ -1,6 +1,6 @@
 """The sources of Python's own standard library as bytes: text that is on every machine.
 
-All files *.py below the folder of the standard library, but for installed packages, tests, what was generated when
+All files *.py below the folder of the standard library, except installed packages, tests, files generated when
 Python was built, and files above 1 MiB. They are sorted by path, their split follows from the SHA-256 of
 the path. They differ between versions of Python, so a run records a digest of them.
 """

@@ -1,7 +1,7 @@
 """Shape masks: discs, squares, triangles and crosses on a textured ground, with the class of each pixel.
 
 Generated when it is needed, the same on every machine. Shapes differ in place, size, angle and brightness, and hide
-each other; colour says nothing about the class.
+each other; colour is independent of the class.
 """
 
 from pathlib import Path

@@ -44,7 +44,7 @@ def read_matrix(path: Path, dimensions: int) -> "npt.NDArray[Any]":
     """The matrix of a file, or of one packed with gzip. A file that is not packed is mapped rather than read.
 
     Raises:
-        OSError: for what is not a regular file.
+        OSError: if it is not a regular file.
         UsageError: for another kind of file, and one whose length differs from its header.
     """
     import numpy as np

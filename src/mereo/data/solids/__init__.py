@@ -1,4 +1,4 @@
-"""Simple solids under lighting, azimuth and elevation: shapes of five categories, and what renders them."""
+"""Simple solids under lighting, azimuth and elevation: shapes of five categories, and their renderer."""
 
 from mereo.data.solids.photos import make_photos
 from mereo.data.solids.render import render

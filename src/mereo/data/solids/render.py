@@ -164,7 +164,7 @@ class _Views:
         return np.broadcast_to(part.centre, (count, 3)), np.broadcast_to(part.matrix, (count, 3, 3))
 
     def put(self, at: Bounds, inverse: Image, inside: Mask, shade: Array | Image) -> None:
-        """Draw what is nearer than what is there."""
+        """Draw the points that are nearer than the image so far."""
         nearest = self.nearest[:, *at]
         inside &= inverse > nearest
         np.copyto(nearest, inverse, where=inside)

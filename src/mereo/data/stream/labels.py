@@ -67,7 +67,7 @@ def _to_classes(
 
 
 def _first(parts: Mapping[str, Any]) -> Any:
-    """The part that names the classes: the training images where there are some."""
+    """The part that names the classes: the training images if there are some."""
     return parts["train"] if "train" in parts else next(iter(parts.values()))
 
 
@@ -76,7 +76,7 @@ def make_masked(parts: Mapping[str, Part], listed: Path, data: str, *, evaluatio
 
     Args:
         parts: "train", and maybe "validation" and "test".
-        listed: the file of the names of the classes, where there is one.
+        listed: the file of the names of the classes, if there is one.
         data, evaluation: as in `make_dataset`.
     """
     if "train" not in parts and not evaluation:

@@ -136,7 +136,7 @@ def open_stream(data: str | Path, root: Path, *, evaluation: bool = False) -> Ra
 
 
 _Opened = tuple[Store, Labels, list[str] | None, Store | None]
-"""Images, labels, names of the classes where there are some, and masks."""
+"""Images, labels, names of the classes if there are some, and masks."""
 
 
 def _open_files(

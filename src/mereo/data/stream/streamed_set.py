@@ -154,7 +154,7 @@ class StreamedSet(Images):
         )  # fmt: skip
 
     def decode(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Pixels as stored, neither cropped nor augmented, with masks as a further channel where there are some.
+        """Pixels as stored, neither cropped nor augmented, with masks as a further channel if there are some.
 
         Shapes: int64 (n,) -> uint8 (n, channels, height, width), bool (n,), whether each image could be read.
         """

@@ -1,6 +1,6 @@
 """Images in the rows of Parquet and Arrow files, as Hugging Face `datasets` writes them.
 
-Arrow files are memory-mapped, so any row is quickly read. Parquet is read in groups of rows, of which the last few are
+Arrow files are memory-mapped, so any row is quickly read. Parquet is read in groups of rows; the last few groups are
 kept.
 """
 
@@ -66,7 +66,7 @@ class _File(ABC):
         self.image = find_column(schema.names, IMAGE_COLUMNS, "images", path)
         masks = [name for name in schema.names if name.lower() in MASK_COLUMNS]
         self.mask = masks[0] if masks else None
-        # Of images with masks no label is read.
+        # Labels of images with masks are not read.
         self.label = "" if masks else find_column(schema.names, LABEL_COLUMNS, "labels", path)
 
     @abstractmethod

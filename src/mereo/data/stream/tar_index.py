@@ -59,8 +59,8 @@ def _check_end(archive: tarfile.TarFile) -> None:
 
 
 class TarIndex(NamedTuple):
-    """Of the n samples of one tar file: offset and size of each image in bytes, and its label, a number or a text; and
-    offset and size of its mask, where all images have one.
+    """The n samples of one tar file: offset and size of each image in bytes, its label, a number or a text; and offset
+    and size of its mask, if all images have one.
 
     Shapes: offsets int64 (n,), sizes int64 (n,), labels int64 or str (n,), mask_offsets and mask_sizes int64 (n,) or
     (0,).

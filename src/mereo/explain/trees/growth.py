@@ -45,10 +45,10 @@ def parse_trees(
         observation: from `observe`.
         classes: which class to explain for each image, int64 (batch,); the predicted one when None.
         keep: votes kept for each capsule, the strongest in absolute value; votes of strength 0 are never kept.
-        rivals: number of other classes shown next to the explained one: the true class first, where it is known, then
+        rivals: number of other classes shown next to the explained one: the true class first, if it is known, then
             the longest.
-        true_labels: the class of each image, int64 (batch,), -1 where it is not known; None for none.
-        images: of the observation, to measure what hiding each patch does; None leaves that out.
+        true_labels: the class of each image, int64 (batch,), -1 if it is not known; None for none.
+        images: of the observation, to measure the effect of hiding each patch; None leaves that out.
 
     observation = mereo.explain.observe(model, images)
     tree = mereo.explain.parse_trees(observation)[0]
@@ -73,11 +73,11 @@ def parse_trees(
 def with_effects(
     trees: Sequence[ParseTree], observation: Observation, images: Tensor, classes: Tensor
 ) -> list[ParseTree]:
-    """The trees with what hiding each of their patches does to the class above it, and how far the votes agree.
+    """The trees with the effect of hiding each patch on the class above it, and how far the votes agree.
 
     Args:
         trees: of the images of the observation.
-        observation, images: what was observed, and its images in [0, 1].
+        observation, images: the observation, and its images in [0, 1].
         classes: that are explained, int64 (batch,).
     """
     tested = None

@@ -23,7 +23,7 @@ class Layout(NamedTuple):
         across: the middle of each node from the left.
         rows: the row of each node from the top, the first 0.
         width: of all.
-        labels: what stands in each row.
+        labels: text of each row.
     """
 
     across: list[float]

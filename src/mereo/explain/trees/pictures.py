@@ -44,7 +44,7 @@ def draw_parse_tree(
     """Draw the parse tree of one image as PNG.
 
     Red votes are for their parent, blue ones against it, and the number is what a vote adds to the parent's length
-    before the squash; dashed lines lead to the witness that agreed best with a vote. Of a tree too wide for a picture
+    before the squash; dashed lines lead to the witness that agreed best with a vote. For a tree too wide for a picture
     it draws fewer votes for each capsule, the strongest, with a warning; `write_page` lists them all.
 
     Args:

@@ -76,7 +76,7 @@ class ParseTree:
         correlation: of the votes of all parts for the first class and the effects of hiding them, see
             `rank_correlation`; None if that was not measured.
         parts: how many these are.
-        kind: of the scores, see `VisionModel.score_kind`; "outputs" where the task is not to choose a class.
+        kind: of the scores, see `VisionModel.score_kind`; "outputs" if the task is not to choose a class.
     """
 
     nodes: tuple[Node, ...]

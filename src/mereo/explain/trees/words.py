@@ -47,7 +47,7 @@ def _plural(tree: ParseTree, place: int) -> str:
 
 
 def agreement(tree: ParseTree) -> str:
-    """How far votes and the effects of hiding parts agree, in a sentence; empty where that was not measured."""
+    """How far votes and the effects of hiding parts agree, in a sentence; empty if that was not measured."""
     if tree.correlation is None:
         return ""
     return (
@@ -57,7 +57,7 @@ def agreement(tree: ParseTree) -> str:
 
 
 def effect_number(node: Node) -> str:
-    """The effect of hiding a patch, short; empty where that was not measured."""
+    """The effect of hiding a patch, short; empty if that was not measured."""
     return "" if node.effect is None else f"hidden {-node.effect:+.2f}"
 
 
@@ -88,7 +88,7 @@ def _name(node: Node) -> str:
 
 
 def describe(tree: ParseTree, place: int) -> str:
-    """The facts of a node, from what it is to what votes for it."""
+    """The facts of a node, from its kind to its voters."""
     node, edge = tree.nodes[place], tree.above(place)
     facts = [f"class {node.name}" if node.kind == "class" else node.name]
     if node.box is not None:

@@ -1,4 +1,4 @@
-"""Parents anywhere in R^e under any transform: Gaussian beliefs, and a bound that keeps them so.
+"""Parents anywhere in R^e under any transform: Gaussian beliefs, and a bound under which they stay Gaussian.
 
 The von Mises-Fisher factor takes the prediction itself as natural parameter: its concentration is kappa |U|, a longer
 prediction is surer of its direction. log C_d is convex as a function of the squared concentration, so that its tangent

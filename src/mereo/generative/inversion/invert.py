@@ -103,7 +103,7 @@ def invert(
         to (parents, e); prior_precision (), (parents,) or (parents, e, e); start (..., m, n); start_parents (...,
         parents, e) and (..., parents, e, e).
 
-    Raises UsageError for arguments that do not fit or are out of range, and MereoError where the type of
+    Raises UsageError for arguments that do not fit or are out of range, and MereoError if the type of
     `poses` does not hold the bound; half precision is computed in float32.
 
     The mean field is surer of its assignment than the exact posterior, and may end in a local optimum: give `starts`.

@@ -164,7 +164,7 @@ def prepare(
     if not fits or (not shared and transforms.shape[0] != m):
         raise UsageError(
             f"transforms has shape {tuple(transforms.shape)}; for poses {tuple(poses.shape)} it must be"
-            f" ({m}, components, {d}, e), or (components, {d}, e) where all children share them."
+            f" ({m}, components, {d}, e), or (components, {d}, e) if all children share them."
         )
     dtype = accumulation_type(poses)
     poses, transforms = (x.detach().to(dtype) for x in (poses, transforms))

@@ -32,7 +32,7 @@ class Children:
 
     Attributes:
         poses: V, (batch, children, d).
-        directions: D where they were given apart from the poses, (batch, children, d); None for V / |V|.
+        directions: D if they were given apart from the poses, (batch, children, d); None for V / |V|.
         inverse_lengths: 1 / |V|, 0 where there is no direction, (batch, 1, children).
         squares: |V|^2, (batch, 1, children).
         directed: whether there is a direction, bool (batch, 1, children).
@@ -72,7 +72,7 @@ class Mixture:
     """Transforms and the parameters of the densities.
 
     Attributes:
-        weight: T as (components, children, d, e), or (components, d, e) where all children share them.
+        weight: T as (components, children, d, e), or (components, d, e) if all children share them.
         sigma, kappa, log_prior: broadcastable to (components, children).
         owner: the parent of each component, (components,); None if every component is a parent of its own.
         parents: the number of parents.
@@ -87,7 +87,7 @@ class Mixture:
 
     @property
     def dimension(self) -> int:
-        """Of a child's pose, d."""
+        """The dimension of a child's pose, d."""
         return self.weight.shape[-2]
 
     def of_components(self, parents: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ class SphereParents:
 
     @property
     def covariance(self) -> Tensor:
-        """Of v: A' along the mean direction and A / kappa across it, (batch, parents, e, e)."""
+        """The covariance of v: A' along the mean direction, A / kappa across it, (batch, parents, e, e)."""
         mean, e = self.mean, self.natural.shape[-1]
         kappa = self.natural.norm(dim=-1, keepdim=True).unsqueeze(-1)
         across = torch.where(kappa > 0, mean_resultant_length(e, kappa) / kappa.clamp(min=1e-30), 1 / e)

@@ -1,4 +1,4 @@
-"""Stages of capsules on a map: a convolution to fewer and wider ones, and cells in which they attend to each other.
+"""Stages of capsules on a map: a convolution to fewer, wider capsules, then cells of attention between them.
 
 Source: Geng, Wang, Xu 2024, arXiv:2411.01564.
 """
@@ -50,7 +50,7 @@ class CapsuleCell(nn.Module):
         return capsules + self.drop(self.mix(self.mix_norm(capsules)))
 
     def place(self, grid: Grid) -> None:
-        """Store in the couplings where on the image the capsules are."""
+        """Store in the couplings the positions of the capsules on the image."""
         for module in self.modules():
             if isinstance(module, Coupling) and module.of_places:
                 module.senders = module.receivers = grid

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 SLOPE = 0.2
 SMALLEST = 1e-6
-"""Distance of a reconstruction from 0 and 1, outside training, where there is no sigmoid."""
+"""Least distance of a reconstruction from 0 and 1, outside training, without a sigmoid."""
 
 
 def mask_poses(poses: Tensor, classes: Tensor) -> Tensor:

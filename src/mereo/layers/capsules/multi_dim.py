@@ -3,7 +3,7 @@
 Source: Xiang, Zhang, Tang, Zou, Xu, "MS-CapsNet: a novel multi-scale capsule network", IEEE Signal Processing Letters
 25(12), 2018, and the authors' code, https://github.com/cxiang26/MS-CapsNet
 Cost: votes 2 S R d D FLOPs an image for the S children of each set, made anew twice in each pass; they are stored only
-where couplings are watched or a program is exported.
+if couplings are watched or a program is exported.
 """
 
 from collections.abc import Sequence

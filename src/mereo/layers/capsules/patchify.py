@@ -36,7 +36,7 @@ def patch_grids(
 
 
 class PatchifyCapsules(nn.Module):
-    """Average-pool patches, project them, add where they are, normalise.
+    """Average-pool patches, project them, add their positions, normalise.
 
         u = LayerNorm( conv1x1( avgpool_p(f) ) + position )
 
@@ -44,7 +44,7 @@ class PatchifyCapsules(nn.Module):
         channels: of the feature map.
         dim: pose of a capsule.
         patch_size: kernel and stride of the pooling; None divides a map of any size into the patches of the grid, which
-            then overlap by a cell where they do not divide it.
+            then overlap by a cell if they do not divide it.
         grid: (rows, columns) of patches; pixels beyond the last whole patch of `patch_size` are ignored.
 
     Shapes: (batch, channels, height, width) -> (batch, rows * columns, dim), row by row.

@@ -40,15 +40,15 @@ def _side(side: int, same: bool) -> int:
     if first < 9:
         raise UsageError(
             f"img_size has a side of {side}: the first 9x9 convolution leaves {max(first, 0)}, and the second needs at"
-            " least 9; give a side of at least 17, or padding='same' where the network has that."
+            " least 9; give a side of at least 17, or padding='same' if the network has it."
         )
     return conv_out(first, 9, 2)
 
 
 def primary_grid(height: int, width: int, types: int, *, same: bool = False) -> Grid:
-    """Where the primary capsules of CapsNet are on an image, after convolutions of 9x9 with strides 1 and 2.
+    """Positions of CapsNet's primary capsules on an image, after convolutions of 9x9 with strides 1 and 2.
 
-    UsageError where the image is too small for them.
+    UsageError if the image is too small for them.
     """
     # Without padding the first capsule looks at pixels 0 to 16, whose centre is 8.5.
     return Grid(_side(height, same), _side(width, same), types, 1.0 if same else 8.5, 2.0)

@@ -48,11 +48,11 @@ def apgd(target: Target, clean: Tensor, labels: Tensor, start: Tensor, budget: B
         clean: images in [0, 1].
         labels: the true classes.
         start: the first point, inside the ball.
-        budget: epsilon, steps, and step_size where the first is not 2 epsilon.
+        budget: epsilon, steps, and step_size if the first one is not 2 epsilon.
 
     Shapes: clean, start (batch, channels, height, width), labels int64 (batch,) -> like clean.
 
-    Deviates: returns the last point that was misclassified where there was one, as the authors' code does, and the
+    Deviates: returns the last point that was misclassified if there was one, as the authors' code does, and the
     point of the highest loss elsewhere.
 
     Reference: arXiv:2003.01690, algorithm 1.

@@ -74,7 +74,7 @@ def look_for_masking(
     seed: int = 0,
     done: Callable[[int], None] = lambda _: None,
 ) -> list[MaskingCheck]:
-    """Compare PGD with attacks that can only be stronger where its gradients mislead, on a few images.
+    """Compare PGD with attacks that can only be stronger if its gradients mislead, on a few images.
 
     Args:
         model: any classifier.

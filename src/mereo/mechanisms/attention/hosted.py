@@ -123,7 +123,7 @@ _LARGEST = 2**26
 
 
 def _varied(shape: Sequence[int]) -> Tensor:
-    """Numbers between -1 and 1 without a pattern, also where `unfilled` leaves out what is drawn."""
+    """Numbers between -1 and 1 without a pattern, even if `unfilled` skips random initialisation."""
     return (12.9898 * torch.arange(math.prod(shape), device="cpu", dtype=torch.float64) ** 1.5).sin().view(*shape)
 
 
@@ -177,7 +177,7 @@ def replace_attention(
 
     Args:
         model: of mereo or timm; it is not changed.
-        make: from an attention layer to what replaces it.
+        make: a function from an attention layer to its replacement.
         layers: numbers of the replaced layers in the order of `attention_layers`; all by default.
     """
     names = attention_layers(model)

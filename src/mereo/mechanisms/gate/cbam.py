@@ -1,4 +1,4 @@
-"""CBAM: channels are gated by what the whole map shows, then positions by what is around them.
+"""CBAM: channels are gated by statistics of the whole map, then positions by a window around them.
 
 Source: Woo, Park, Lee, Kweon 2018, arXiv:1807.06521, section 3.
 Cost: 4 C hidden multiply-adds an image, 2 kernel^2 a position, and six passes over the features.

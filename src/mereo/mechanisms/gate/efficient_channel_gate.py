@@ -45,7 +45,7 @@ class EfficientChannelGate(nn.Module):
     Channels beyond the first and the last count as zero.
 
     Args:
-        channels: of the features; `kernel` follows from them where it is not given.
+        channels: of the features; `kernel` follows from them if it is not given.
         kernel: how many channels a gate reads, an odd number.
 
     Shapes: features (batch, channels, height, width) -> the same; gates (batch, channels, 1, 1).

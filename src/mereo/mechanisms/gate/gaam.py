@@ -18,7 +18,7 @@ from mereo.mechanisms.gate.published import Names
 
 EPSILON = 1e-8
 LEAST_WIDTH = 1e-6
-"""Below which the width c of a Gaussian counts as this."""
+"""Least width c of a Gaussian; smaller ones count as this."""
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -87,7 +87,7 @@ class GAAM(nn.Module):
         self.gates = Signal("gates")
 
     def combined(self) -> tuple[Tensor, Tensor]:
-        """Of the product of each head: precision in units of 1 / var, and offset from the mean, each (heads)."""
+        """The product of each head's Gaussians: precision in units of 1 / var, offset from the mean, (heads) each."""
         precisions = 1 / self.widths.square().clamp(min=LEAST_WIDTH**2)
         total = precisions.sum(1)
         return total, (precisions * self.offsets).sum(1) / total

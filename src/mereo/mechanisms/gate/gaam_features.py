@@ -17,7 +17,7 @@ from mereo.errors import UsageError, check_positive
 from mereo.mechanisms.gate.published import Names
 
 LEAST_WIDTH = 1e-4
-"""Below which the width c counts as this: the equation has it to the first power, and training may make it negative."""
+"""Least width c, which enters the equation to the first power; training may make it negative."""
 
 
 def importance_factor(gates: Tensor) -> Tensor:

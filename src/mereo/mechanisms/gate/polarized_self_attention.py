@@ -21,7 +21,7 @@ LAYOUTS = ("parallel", "sequential")
 CHANNEL_GATES = ("ln", "plain", "bottleneck")
 SPATIAL_SOFTMAXES = ("channels", "scores", "values")
 RATIO = 4
-"""Between C / 2 and the width of the bottleneck."""
+"""Ratio of C / 2 to the width of the bottleneck."""
 _OFFICIAL = {
     "channel_query": "conv_q_right",
     "channel_value": "conv_v_right",
@@ -74,7 +74,7 @@ class PolarizedSelfAttention(nn.Module):
         layout: "parallel" or "sequential".
         channel_gate: "ln" (paper); "plain", without the layer norm, and "bottleneck", C / 2 -> C / 8 -> C with a layer
             norm and a ReLU between, as in the authors' parallel and sequential code.
-        spatial_softmax: of what: "channels" of the pooled query (paper); "scores", the finished map, and "values", each
+        spatial_softmax: over "channels" of the pooled query (paper); "scores", the finished map, and "values", each
             channel of V_v x, both over positions, as in the authors' parallel and sequential code.
         bias: of w_q, W_v, W_z, V_q and V_v; by default with "ln" only.
 

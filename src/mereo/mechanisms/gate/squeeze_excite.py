@@ -1,4 +1,4 @@
-"""Squeeze and excite: channels are scaled by what the whole image shows.
+"""Squeeze and excite: channels are scaled by a function of their means over the image.
 
 Source: Hu, Shen, Albanie, Sun, Wu 2018, arXiv:1709.01507, eq. 2 to 4.
 Cost: 2 C hidden multiply-adds an image and two passes over its features.

@@ -12,7 +12,7 @@ def strip_means(features: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gated(features: Tensor, *gates: Tensor) -> Tensor:
-    """Features times each gate in turn; in place after the first where no gradient is needed.
+    """Features times each gate in turn; in place after the first if no gradient is needed.
 
     The product of the gates, which may be as large as the features, is never made.
 

@@ -27,7 +27,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     values="shared",
     update="gate",
     promises=("normalised",),
-    lacks={"couplings only": "what attention weights is added to the features"},
+    lacks={"couplings only": "the weighted features are added to the features"},
     zero_gradients={
         "scale.bias": "batch norm takes out the mean in training",
         "point.bias": "batch norm takes out the mean in training",
@@ -49,7 +49,7 @@ class ULSAM(nn.Module):
 
     Shapes: features (batch, channels, height, width) -> the same; couplings (batch, subspaces, 1, height * width).
 
-    Reads as: couplings[b, n, 0, s] is the share of position s in the attention of group n. Of equal shares each
+    Reads as: couplings[b, n, 0, s] is the share of position s in the attention of group n. With equal shares each
     position grows by 1 / (height * width).
 
     Deviates: all groups are computed in one pass, which is equal to a module for each.

@@ -21,7 +21,7 @@ MASKS = ("weighted-routing", "routing", "norm", "label", "none")
 """Which parents are decoded; see `CompetingCapsules`."""
 SCORES = ("types", "official")
 STEEPNESS, SMALLEST = 12.0, 0.01
-"""Of the weight exp(-12 rank / (parents - 1)) of a parent, and the weight below which it is 0."""
+"""Steepness of a parent's weight, exp(-12 rank / (parents - 1)), and the weight below which it is 0."""
 RARE, FREQUENT = 0.48, 1.92
 """Shares of wins, in units of 1 / parents, below and above which boosts change: 0.03 and 0.12 of 16 parents."""
 BOOST_STEP, DECAY = 0.1, 0.99
@@ -109,7 +109,7 @@ class CompetingCapsules(nn.Module):
     (`frequency`), and `rebalance` boosts parents that rarely win, so that all of them are used.
 
     Args:
-        senders, receivers, sender_dim, receiver_dim, steps, bias: as of `DynamicRouting`.
+        senders, receivers, sender_dim, receiver_dim, steps, bias: as for `DynamicRouting`.
         types: kinds of children; children are ordered by type, then position.
         mask: "weighted-routing" (the equation above), "routing" (1 for the parent with the largest unboosted q),
             "norm" (1 for the longest parent), "label" (1 for the parent of the label: supervised), or "none" (all 1).

@@ -41,7 +41,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     example=_example,
 )
 class CrossAgreementRouting(nn.Module):
-    """Fuse fine and coarse capsules into parents: a coarse vote counts as the best fine vote beneath it agrees with it.
+    """Fuse fine and coarse capsules into parents: a coarse vote counts by its fit to the best fine vote below it.
 
     V2_jk = W2_jk^T u2_k,   V1_jkm = W1_j(km)^T u1_km   (W2_jk^T u1_km with shared weights)
     A_jk  = max_m <V1_jkm, V2_jk> / sqrt(D),   C = softmax(A),   v_j = squash(sum_k C_jk V2_jk)
@@ -54,8 +54,8 @@ class CrossAgreementRouting(nn.Module):
         dropout: of the couplings, in training.
 
     Attributes:
-        fine_grid, fine_cells: where the fine capsules sit on the image, and the cell of each, int64 (fine,); set by the
-            network that knows, None for those without a place.
+        fine_grid, fine_cells: positions of the fine capsules on the image, and the cell of each, int64 (fine,); set by
+            the network, None without positions.
 
     Shapes:
         fine (batch, fine, fine_dim): the members of coarse capsule k are fine capsules k s to (k + 1) s - 1, where

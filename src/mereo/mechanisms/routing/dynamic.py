@@ -48,7 +48,7 @@ def dynamic_routing(
 
     Shapes: children (batch, senders, d_in), weight (receivers, senders, d_in, d_out) -> (batch, receivers, d_out).
 
-    In half precision, sums, softmax and squash are float32 and so, but for "plain", is all between input and output.
+    In half precision, sums, softmax and squash are float32, and except in "plain" all other intermediate results too.
     """
     check_steps(1, steps=steps)
     return route(Routing(DenseVotes(children, weight, tile=tile), Coupling("receivers"), steps), method)
@@ -81,8 +81,8 @@ class DynamicRouting(nn.Module):
         senders, receivers: how many children and parents.
         sender_dim, receiver_dim: their pose sizes.
         steps: evaluations of the couplings; 0 means no routing, see `coupling`.
-        coupling: the fixed coupling of `steps=0`: "unit" (every vote counts whole) or "uniform" (1 / receivers, which
-            is what one pass does).
+        coupling: the fixed coupling of `steps=0`: "unit" (every vote counts whole) or "uniform" (1 / receivers, as
+            in a single pass).
         leaky: softmax over the parents and one more that takes the votes which fit none.
         learned_prior: start from a learned b, (receivers, senders), instead of 0.
         bias: add a learned bias to each parent before squashing.
@@ -90,8 +90,8 @@ class DynamicRouting(nn.Module):
 
     Shapes: children (batch, senders, sender_dim), mask (batch, senders) -> (batch, receivers, receiver_dim).
 
-    The votes are kept as a tensor only where someone needs the couplings (recording, intervening, exporting) or an
-    option does (detach_routing); see `dynamic_routing`, whose `method` the call takes too.
+    The votes are kept as a tensor only if the couplings are needed (for recording, intervening, exporting) or by an
+    option (detach_routing); see `dynamic_routing`, whose `method` the call takes too.
 
     Reads as: couplings[b, 0, r, s] is the share of its vote that child s gives to parent r.
 
@@ -164,8 +164,8 @@ class DynamicVoteRouting(VoteRouting):
     """Dynamic routing of the votes that a layer makes; activations are lengths, and children's are not used.
 
     Args:
-        receivers, senders, pose: as of every `VoteRouting`.
-        steps, leaky, learned_prior, bias, detach_routing: as of `DynamicRouting`, with at least one step.
+        receivers, senders, pose: as for every `VoteRouting`.
+        steps, leaky, learned_prior, bias, detach_routing: as for `DynamicRouting`, with at least one step.
 
     Reads as: couplings[b, 0, r, s] is the share of its vote that child s gives to parent r.
 

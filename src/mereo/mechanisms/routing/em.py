@@ -20,7 +20,7 @@ from mereo.mechanisms.routing.matrix_routing import Clusters, ClusterVoteRouting
 from mereo.mechanisms.routing.vote_routing import vote_routing
 
 PRESENT = 1e-8
-"""Below this activation a child counts less and less, where responsibilities are renormalised."""
+"""Activation below which a child counts less and less, if responsibilities are renormalised."""
 
 
 class Cluster(NamedTuple):
@@ -44,7 +44,7 @@ class EMOptions(NamedTuple):
         inverse_temperature: of the activations, its final value.
         schedule: "rising", inverse_temperature (1 - 0.95^t) at step t, as the authors gave it; or "constant".
         variance_floor: added to every variance, because the vote of a single child has none.
-        floor: "added" or "clamped", where it is the least variance and larger ones stay as they are.
+        floor: "added" or "clamped", so that it is the least variance and larger ones stay as they are.
         renormalise: divide each child's shares by their sum, so that its activation no longer matters, as some public
             code does.
         cost_per_children: multiply the cost by 100 receivers / senders, so that one schedule fits layers with few and
@@ -175,7 +175,7 @@ class EMVoteRouting(_Parents, ClusterVoteRouting):
     """EM routing of the votes that a layer makes: see `EMRouting` for the equations and `EMOptions` for the options.
 
     Args:
-        receivers, senders, pose: as of every `VoteRouting`.
+        receivers, senders, pose: as for every `VoteRouting`.
         options: see `EMOptions`.
 
     Reads as: couplings[b, 0, r, s] is what parent r takes of child s: its share of the child times the activation of

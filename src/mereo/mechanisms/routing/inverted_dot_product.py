@@ -1,4 +1,4 @@
-"""Inverted dot-product attention routing: parents compete for a child whose vote agrees with what they are already.
+"""Inverted dot-product attention routing: parents compete for a child by the fit of its votes to their poses.
 
 Source: Tsai, Srivastava, Goh, Salakhutdinov 2020, arXiv:2002.04764, and the authors' code.
 Cost: the first pass is one product of children and transforms, 2 S R d^1.5 FLOPs an image with poses of d numbers; each
@@ -66,7 +66,7 @@ class InvertedDotProductVoteRouting(VoteRouting):
     are not used, and parents get 1.
 
     Args:
-        receivers, senders, pose: as of every `VoteRouting`.
+        receivers, senders, pose: as for every `VoteRouting`.
         steps: passes, at least 1.
         dropout: of the entries of parents, in training.
 

@@ -20,14 +20,14 @@ class Clusters(nn.Module):
     Attributes:
         options: of the routing; they have `steps`.
         beta_use, beta_activation (receivers,): cost of a vote, and what a parent's activation starts from.
-        coupling: who takes how much of whom.
+        coupling: how much each parent takes of each child.
     """
 
     coupling: Coupling
     options: Any
 
     def _prepare(self, receivers: int, options: Any) -> None:
-        """Make what is learned."""
+        """Make the learned parameters."""
         self.options = options
         self.beta_use = nn.Parameter(torch.zeros(receivers))
         self.beta_activation = nn.Parameter(torch.zeros(receivers))

@@ -53,9 +53,9 @@ class PositionRouting(nn.Module):
     Shapes: children (batch, positions, dim) -> (batch, receivers, dim); couplings (batch, dim, receivers, 1 +
         positions).
 
-    Reads as: couplings[b, d, r, 0] is what receiver r starts from in its number d, and couplings[b, d, r, 1 + p] the
+    Reads as: couplings[b, d, r, 0] is the constant term of number d of receiver r, and couplings[b, d, r, 1 + p] the
         factor of number d of position p, before sigmoid and GELU. They depend on the image by the units that are on.
-        They follow from the weights of both layers; what a forward hook on a layer changes is not in them.
+        They follow from the weights of both layers; changes by a forward hook on a layer are not in them.
 
     Deviates: running statistics in evaluation, unless `batch_stats`; every receiver reads all numbers, unless
         `public_view`.
@@ -87,7 +87,7 @@ class PositionRouting(nn.Module):
         return self._viewed(torch.cat((factors[..., :1] + self.second.bias.unsqueeze(1), factors[..., 1:]), 3))
 
     def _viewed(self, y: Tensor) -> Tensor:
-        """What each number of each receiver is made from: (batch, dim, receivers, any) -> the same shape."""
+        """The inputs of each number of each receiver: (batch, dim, receivers, any) -> the same shape."""
         return y.flatten(1, 2).unflatten(1, (y.shape[2], y.shape[1])).transpose(1, 2) if self.public_view else y
 
     def _children(self, x: Tensor) -> Tensor:

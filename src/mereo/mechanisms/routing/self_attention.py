@@ -47,7 +47,7 @@ class SelfAttentionRouting(nn.Module):
     Reads as: couplings[b, 0, r, s] is the share of its vote that child s gives to parent r, the learned b included.
 
     Deviates: none. The paper speaks of self-attention over the children; its code takes the softmax over the parents
-        and adds the log-prior b after it, so that what is combined need not sum to one.
+        and adds the log-prior b after it, so that the weights need not sum to one.
 
     Reference: arXiv:2101.12491.
     """
@@ -83,7 +83,7 @@ class SelfAttentionVoteRouting(VoteRouting):
     are not used.
 
     Args:
-        receivers, senders, pose: as of every `VoteRouting`.
+        receivers, senders, pose: as for every `VoteRouting`.
 
     Reads as: couplings[b, 0, r, s] is the share of its vote that child s gives to parent r, the learned b included.
 

@@ -41,10 +41,10 @@ def mean_votes(sums: Tensor, total: Tensor) -> Tensor:
 class SelfVoteRouting(VoteRouting):
     """Self-routing of the votes that a layer makes: see `SelfRouting` for the equations.
 
-    Each place of a window and type of child has a gate of its own, as in the paper where `compete` is "window".
+    Each place of a window and type of child has a gate of its own, as in the paper if `compete` is "window".
 
     Args:
-        receivers, senders, pose: as of every `VoteRouting`.
+        receivers, senders, pose: as for every `VoteRouting`.
         sender_dim: numbers in the pose of a child; None for the number in a vote.
 
     Reads as: couplings[b, 0, r, s] is the part of parent r's activation that comes from child s.

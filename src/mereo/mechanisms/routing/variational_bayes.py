@@ -21,7 +21,7 @@ from mereo.mechanisms.routing.matrix_routing import Clusters, ClusterVoteRouting
 from mereo.mechanisms.routing.vote_routing import vote_routing
 
 LEAST_SCORE = -1e30
-"""Of a vote far from every parent, so that it is shared out equally and not by a difference of infinities."""
+"""Score of a vote far from every parent, so that it is divided equally, not by a difference of infinities."""
 
 
 class BayesOptions(NamedTuple):
@@ -65,7 +65,7 @@ class Posterior(NamedTuple):
     """Parents as Gaussians over votes with unknown mean and precision, Lambda ~ Wishart(scatter^-1, freedom).
 
     Attributes:
-        total (batch, receivers): what the parent takes of all children.
+        total (batch, receivers): the sum of the weights of all children.
         mean (batch, receivers, pose): m, of the mean of the votes.
         scatter: Psi^-1, of shape (batch, receivers, pose), or (batch, receivers, pose, pose) for a full covariance.
     """
@@ -189,7 +189,7 @@ class WithPriors:
         )
 
     def fit(self, weights: Tensor, with_scores: bool) -> tuple[Posterior, Tensor | None]:
-        """The posterior as of `fit_posterior`, and the scores as of `vote_scores`."""
+        """The posterior as for `fit_posterior`, and the scores as for `vote_scores`."""
         kappa, total = self.options.strength, weights.sum(-1)
         all_weights = torch.cat((weights, weights.new_full((*total.shape, 2), kappa / 2)), -1)
         mean, variance, fits = self.votes.gaussians(all_weights, Floor(0.0), with_fit=with_scores)
@@ -222,7 +222,7 @@ class ParentNorm(nn.BatchNorm1d):
 
 
 def _fitting(votes: WindowVotes, options: BayesOptions) -> Callable[[Tensor, bool], tuple[Posterior, Tensor | None]]:
-    """A function from weights to the posterior and, where they are wanted, the scores."""
+    """A function from weights to the posterior and, if they are wanted, the scores."""
     if options.covariance == "diagonal":
         return WithPriors(votes, options).fit
     dense = votes.dense().squeeze(1)
@@ -274,7 +274,7 @@ class VariationalBayesVoteRouting(_Parents, ClusterVoteRouting):
     """Variational Bayes routing of the votes that a layer makes: see `VariationalBayesRouting` and `BayesOptions`.
 
     Args:
-        receivers, senders, pose: as of every `VoteRouting`.
+        receivers, senders, pose: as for every `VoteRouting`.
         options: see `BayesOptions`.
 
     Reads as: couplings[b, 0, r, s] is what parent r takes of child s: its share of the child times the activation of

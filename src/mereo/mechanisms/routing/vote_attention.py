@@ -3,7 +3,7 @@
 Source: Pucci, Micheloni, Martinel 2021 (ICCV workshops), https://air.uniud.it/handle/11390/1221110, by our reading of
 its abstract: in place of routing, a layer of self-attention suppresses irrelevant votes.
 Cost: votes S R d D multiply-adds an image, attention 9/8 S^2 R D + 5/4 S (R D)^2. Votes are kept, (batch, S, R D); a
-map of S x S couplings is made only where S is small, or somebody needs it.
+map of S x S couplings is made only if S is small, or if it is needed.
 """
 
 import torch
@@ -24,7 +24,7 @@ class ChildAttention(PositionAttention):
         return votes + self.gather(votes)
 
     def votes(self, votes: Tensor) -> SameVotes:
-        """What each child adds to every other, times its coupling; the mean over heads is what is added."""
+        """The contribution of each child to every other, times its coupling; contributions are averaged over heads."""
         _, _, values = self.project(votes)
         values = self.gamma.view(-1, 1, 1) * values
         # Each group has channels of its own; the channels of the others are zero.

@@ -1,4 +1,4 @@
-"""Routing of votes that a layer makes: what a routing is without transforms of its own.
+"""Routing of votes that a layer makes: a routing without transforms of its own.
 
 A convolutional capsule layer makes the votes of every window and routes them by any entry of `VOTE_ROUTINGS`.
 """

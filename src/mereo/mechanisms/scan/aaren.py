@@ -83,7 +83,7 @@ class Aaren(nn.Module):
 
     Reads as: couplings[b, h, k, i] is the share of token i in what the query becomes from the first k tokens.
 
-    `step(token, state)` takes one token and `extend(tokens, state, mask)` several; what they carry does not grow. A
+    `step(token, state)` takes one token and `extend(tokens, state, mask)` several; the state does not grow. A
     token with False in the mask changes nothing.
 
     Deviates: the query of every layer is a parameter; the paper's figure leaves open whether the query of a later layer
@@ -124,7 +124,7 @@ class Aaren(nn.Module):
 
     def scores(self, tokens: Tensor) -> Tensor:
         """(batch, heads, tokens): the products of the query with the keys, without the keys."""
-        # Not the parameter itself: counters of operations put hooks on what a layer reads.
+        # Not the parameter itself: counters of operations put hooks on a layer's inputs.
         query = self.to_query(self.query.unsqueeze(0)).view(self.num_heads, 1, -1) * self.scale
         if must_be_called(self.key):
             keys = self.key(tokens).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

@@ -1,6 +1,6 @@
 """The base of linear attention: tokens become queries, keys and values, and a scan with a decaying state mixes them.
 
-A subclass defines how tokens are read (`read`), how fast the state decays (`slopes`) and what becomes of the outputs
+A subclass defines how tokens are read (`read`), how fast the state decays (`slopes`) and how outputs are made
 (`write`).
 """
 
@@ -17,7 +17,7 @@ from mereo.errors import check_positive
 
 
 class ScanState(NamedTuple):
-    """What a scan carries from token to token.
+    """The state that a scan carries from token to token.
 
     Attributes:
         memory: (batch, heads, dim, pose), float32 or wider; its size does not depend on how many tokens it has read.

@@ -40,7 +40,7 @@ def lightning_attention(
 
     Args:
         slopes: of each head, at least 0; 0 never forgets, infinity reads the token itself only.
-        block: tokens that are multiplied as pairs, where nothing compiled runs.
+        block: tokens that are multiplied as pairs, if the compiled form does not run.
         state: of the tokens before the first one.
         return_state: also return the state behind the last token.
         method: "auto", "compiled" (C++, CPU), "chunked", "parallel" (all pairs) or "recurrent" (a token at a time).
@@ -171,8 +171,8 @@ class LightningAttention(LinearScan):
 
     Shapes: tokens (batch, tokens, dim) -> (batch, tokens, dim); recorded states (batch, heads, blocks, dim, pose).
 
-    `step(token, state)` takes one token, and `extend(tokens, state, mask)` several, where `mask` leaves
-    padding out; what they carry does not grow.
+    `step(token, state)` takes one token, and `extend(tokens, state, mask)` several; `mask` leaves
+    padding out. The state does not grow.
 
     Deviates: the decay of the released code by default; "paper" is the decay of the text, which forgets much faster.
 

@@ -1,4 +1,4 @@
-"""Capsule pruning: capsules that point where a more important one points are set to zero.
+"""Capsule pruning: capsules with the direction of a more important one are set to zero.
 
 Source: arXiv:2403.13351.
 Cost: 2 N^2 D FLOPs an image for N capsules of D numbers, once.
@@ -32,10 +32,10 @@ def kept_capsules(capsules: Tensor, theta: float = 0.7, *, greedy: bool = False)
         number = torch.arange(capsules.shape[1], device=capsules.device)
         theirs, own = importance.unsqueeze(1), importance.unsqueeze(2)
         first = (theirs > own) | ((theirs == own) & (number < number.unsqueeze(1)))
-        rivals = alike & first  # (batch, capsule, what is more important and points alike)
+        rivals = alike & first  # (batch, capsule, more important capsule in a similar direction)
         kept = ~rivals.any(2)
         if greedy:
-            # A capsule is decided once all that are more important are: the number of capsules bounds the passes.
+            # A capsule is decided once all more important ones are: the number of capsules bounds the passes.
             for _ in range(capsules.shape[1] - 1):
                 kept = ~(rivals & kept.unsqueeze(1)).any(2)
         return kept

@@ -189,7 +189,7 @@ def kept_patches(kept: Sequence[Tensor], fused: bool = True) -> list[Tensor]:
 
     Args:
         kept: what `record` shows, layer by layer.
-        fused: whether layers fuse what they drop.
+        fused: whether layers fuse the tokens that they drop.
 
     Shapes: int64 (batch, count) each -> the same.
     """

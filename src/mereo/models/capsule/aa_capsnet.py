@@ -128,7 +128,7 @@ class AAVotesCapsNet(_Convolutions, CapsuleClassifier):
     image -> conv 9x9, ReLU -> conv 9x9 stride 2, squash -> votes -> attention between children -> mean, squash
 
     Args:
-        num_classes, in_chans, img_size, reading, conv_channels, primary_types, primary_dim: as of `AACapsNet`.
+        num_classes, in_chans, img_size, reading, conv_channels, primary_types, primary_dim: as for `AACapsNet`.
         hidden: of reading "map"; leave it out.
         class_dim: pose size of a class capsule.
         per_class: the votes for each class attend by themselves.

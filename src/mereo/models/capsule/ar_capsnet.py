@@ -50,7 +50,7 @@ class PrimaryTypes(nn.Module):
 
 
 class ConvCaps(nn.Module):
-    """tanh(route(x)), or tanh(x + route(x)) where it is residual.
+    """tanh(route(x)), or tanh(x + route(x)) if it is residual.
 
     Args:
         types, sender_dim, dim: types of both children and parents, and their pose sizes.

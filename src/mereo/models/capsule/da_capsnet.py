@@ -1,7 +1,7 @@
 """DA-CapsNet: CapsNet with attention on the first maps and on the capsules, before they are routed.
 
 Source: Huang, Zhou 2020, Scientific Reports 10:11383, doi:10.1038/s41598-020-68453-w. Its equations were not available:
-where the two layers are is the paper's, what they compute is ours.
+the places of the two layers are the paper's, their computation is ours.
 Cost at 28x28: 0.28 G multiply-adds an image, including 0.08 for attention on the 20x20 map.
 """
 
@@ -33,7 +33,7 @@ class DACapsNet(CapsuleClassifier):
     Args:
         num_classes, in_chans, img_size: as in timm; sides of at least 17.
         kind: of both attentions: "self", in which positions attend to positions, or "channel", which scales channels by
-            what their means show.
+            a function of their means.
         caps_attention: of the second one: "kind", or "capsule", which scales each capsule by its share of an attention
             over all of them.
         scale: divide the scores of "self" by the root of the size of the keys, which bounds their growth.

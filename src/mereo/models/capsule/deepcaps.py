@@ -51,7 +51,7 @@ class ConvCaps(nn.Module):
 
 
 class Block(nn.Module):
-    """x0 = caps(x) with stride 2,   caps(caps(x0)) + skip(x0), where the skip is capsules too.
+    """x0 = caps(x) with stride 2,   caps(caps(x0)) + skip(x0), where the skip is a capsule layer too.
 
     Args:
         in_channels: of the map.

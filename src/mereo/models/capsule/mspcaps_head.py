@@ -50,7 +50,7 @@ class MSPCapsHead(OnBackbone, MultiScaleCapsules):
         pose_dims: pose of the patch capsules of each map.
         mid_dim: pose of the capsules between the two routings; of the class capsules of one or two maps.
         out_dim: pose of the class capsules of three maps.
-        share_weights, coupling_over, coupling_drop: as of `MSPCaps`.
+        share_weights, coupling_over, coupling_drop: as for `MSPCaps`.
         decoder: whether a decoder rebuilds the image from the class capsules.
 
     Shapes: images (batch, in_chans, height, width) -> lengths (batch, num_classes).
@@ -123,7 +123,7 @@ class LinearHead(OnBackbone):
     """A linear classifier of the mean of every map of a backbone, to compare `MSPCapsHead` with.
 
     Args:
-        num_classes, in_chans, img_size, backbone, out_indices, backbone_args, frozen: as of `MSPCapsHead`.
+        num_classes, in_chans, img_size, backbone, out_indices, backbone_args, frozen: as for `MSPCapsHead`.
         capsules: the other arguments of `MSPCapsHead`, which have no effect.
 
     Shapes: images (batch, in_chans, height, width) -> scores (batch, num_classes).

@@ -27,7 +27,7 @@ ACTIVATIONS = ("squash", "relu_batch", "relu_layer")
 SHORTCUTS = ("repeat", "mix")
 DEEP = ((16, 2, 3), (16, 1, 3), (32, 2, 3), (32, 1, 3), (64, 2, 3), (64, 1, 3), (64, 1, 3))
 SHORTEST = 1e-5
-"""Length that a shorter capsule counts as where it is divided by its length."""
+"""Least length: a shorter capsule is divided by this in place of its length."""
 
 
 class CapsuleActivation(nn.Module):
@@ -143,7 +143,7 @@ class Block(nn.Module):
         dim, mode, normaliser, activation: of every layer, see `OrthConvCaps`.
         shortcut: see `Shortcut`.
 
-    Shapes: maps and kept as of `OrthConvCaps` -> (batch, types * dim, ceil(rows / stride), ceil(columns / stride)).
+    Shapes: maps and kept as for `OrthConvCaps` -> (batch, types * dim, ceil(rows / stride), ceil(columns / stride)).
     """
 
     def __init__(

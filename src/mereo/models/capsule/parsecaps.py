@@ -97,7 +97,7 @@ class ClassCapsules(nn.Module):
 def correlation_penalty(capsules: Tensor) -> Tensor:
     """Mean square of the correlations between different numbers of capsules, over the batch.
 
-    Shapes: (batch, dim) -> (), 0 where nothing varies.
+    Shapes: (batch, dim) -> (), 0 if nothing varies.
     """
     wide = capsules.float() if capsules.dtype in (torch.float16, torch.bfloat16) else capsules
     centred = wide - wide.mean(0)
@@ -286,7 +286,7 @@ class ParseCaps(CapsuleClassifier):
         Add it to the loss of the classes in a training loop of your own: no data set of `mereo train` has concepts.
 
         Args:
-            capsules, classes: as of `concept_scores`.
+            capsules, classes: as for `concept_scores`.
             concepts: 1 for each that an image shows, else 0, (batch, num_concepts).
         """
         scores = self.concept_scores(capsules, classes).float()

@@ -24,7 +24,7 @@ from mereo.models.registry import register_model
 SOURCE = "doi:10.1109/ACCESS.2020.2992655"
 RECONSTRUCTION = "only title and abstract were available"
 MOST_BLOCKS = 100
-"""Of a stage."""
+"""Largest number of blocks of a stage."""
 
 
 class RSCapsNet(CapsuleClassifier):

@@ -65,7 +65,7 @@ class _Stages(VisionModel):
         self.sides, self.channels, self.step, self.first = (sides[0], sides[1]), widths[-1], step, first
 
     def _primary(self, channels: int, kernel: int = 3, norm: bool = True) -> nn.Sequential:
-        """A convolution and its norm, from the last map; the maps lose a border where the kernel is larger."""
+        """A convolution and its norm, from the last map; the maps lose a border if the kernel is larger."""
         if min(self.sides) < kernel - 2:
             raise UsageError(
                 f"img_size is {self.image_shape[1]} x {self.image_shape[2]}; the last map is {self.sides[0]} x"
@@ -93,7 +93,7 @@ def _residual_blocks(index: int, inputs: int, outputs: int, stride: int) -> nn.S
 
 
 class MiddleCapsules(nn.Module):
-    """A convolution of capsules, each window routed by itself, and a batch norm of the poses but for "dynamic".
+    """A convolution of capsules, each window routed by itself, and a batch norm of the poses, except for "dynamic".
 
     Args:
         types, dim: of capsules, and their pose size.
@@ -140,7 +140,7 @@ class SelfRoutingCapsNet(_Stages, CapsuleClassifier):
         capsules, capsule_dim: types of capsules, and their pose size.
         depth: layers of capsules above the first; those between the first and the classes are convolutions of
             capsules; the first has stride 2, except in "convnet".
-        routing: "self_routing", or what the paper compares it with: "dynamic", "em" (capsule_dim is a square then), and
+        routing: "self_routing", or the paper's alternatives: "dynamic", "em" (capsule_dim is a square then), and
             without capsules "average", "max" (pooling and a linear layer) or "linear" (one more convolution).
         routing_steps: of "dynamic" and "em".
 
@@ -218,7 +218,7 @@ class SelfRoutingCapsNet(_Stages, CapsuleClassifier):
         return head
 
     def neck(self, maps: list[Tensor]) -> Features:
-        """Poses (batch, capsules, pose) by type, row, column; but for "dynamic" also activations (batch, capsules)."""
+        """Poses (batch, capsules, pose) by type, row, column, and except in "dynamic" activations (batch, capsules)."""
         made, shape = self.primary(maps[-1]), (self.types, self.capsule_dim)
         poses, active = made[:, : shape[0] * shape[1]].unflatten(1, shape), made[:, shape[0] * shape[1] :].sigmoid()
         capsules: Any = (squash(poses, 2), None) if self.routing == "dynamic" else (poses, active)
@@ -244,7 +244,7 @@ class PooledNet(_Stages):
     """The same convolutions without capsules, to compare `SelfRoutingCapsNet` with.
 
     Args:
-        num_classes, in_chans, img_size, backbone, planes, capsules, capsule_dim: as of `SelfRoutingCapsNet`.
+        num_classes, in_chans, img_size, backbone, planes, capsules, capsule_dim: as for `SelfRoutingCapsNet`.
         routing: "average" or "max" pooling before the linear layer, or "linear", for which a convolution of
             capsules * capsule_dim channels, BN, ReLU come before it.
         depth, routing_steps: 1 and 3, the defaults: there are no layers of capsules and no routing to change.

@@ -23,7 +23,7 @@ SCORES = ("activations", "evidence")
 COORDINATES = {"paper": "children", "released": "parents"}
 """Whose place is added to the votes for the classes."""
 LEAST = 1e-7
-"""Of an activation and of what it lacks to 1, before its logit is taken."""
+"""Least value of an activation a and of 1 - a, before the logit of a is taken."""
 
 
 class NormedPrimary(nn.Module):
@@ -71,7 +71,7 @@ class VariationalCapsNet(CapsuleClassifier):
         routing_steps: how often parents are fitted.
         covariance: "diagonal" or "full", whose roots of matrices have no form in ONNX.
         scores: "activations", in (0, 1) and given to the cross-entropy as they are (the authors' code), which cannot
-            fall below log(1 + (classes - 1) / e) then, or "evidence", what their sigmoid is taken of.
+            fall below log(1 + (classes - 1) / e) then, or "evidence", the logits of the activations.
         coordinates: added to two entries of the votes for the classes: "paper", row and column of the child, or
             "released", which gives the networks that the authors' code makes; with one layer there are none.
         init: "xavier" (uniform) or "noisy_identity", 0.1 times the identity and uniform noise up to 0.01.

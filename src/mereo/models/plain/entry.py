@@ -73,7 +73,7 @@ def usual_rate(network: nn.Module) -> float:
 
 
 def _classifier(network: nn.Module) -> tuple[str, ...]:
-    """Names of the classifiers of a network of timm's; the last linear layer where its configuration names none."""
+    """Names of the classifiers of a network of timm's; the last linear layer if its configuration names none."""
     stated: Any = (getattr(network, "pretrained_cfg", None) or {}).get("classifier")
     names = (stated,) if isinstance(stated, str) else tuple(stated or ())
     return tuple(f"network.{name}" for name in names) or (f"network.{last_linear(network)}",)

@@ -40,7 +40,7 @@ class Library(ABC):
     """One library of networks.
 
     Attributes:
-        name: what stands before the colon.
+        name: the text before the colon.
         source: its address.
         splits: whether the classifier is held apart from the rest of the network.
     """
@@ -51,7 +51,7 @@ class Library(ABC):
 
     @abstractmethod
     def names(self) -> list[str]:
-        """The names of its networks; UsageError where it is not installed."""
+        """The names of its networks; UsageError if it is not installed."""
 
     @abstractmethod
     def facts(self, network: str, tag: str | None = None) -> Facts:

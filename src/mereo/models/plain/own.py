@@ -27,7 +27,7 @@ _REMEDY = "set its pretrained_cfg, such as {'input_size': (3, 64, 64), 'mean': (
 
 
 def copy_of(network: nn.Module) -> nn.Module:
-    """A copy; where tensors are made on the meta device, one without values there."""
+    """A copy; while tensors are made on the meta device, a copy there, without values."""
     memo: dict[int, Any] = {}
     if torch.empty(0).is_meta:
         for tensor in (*network.parameters(), *network.buffers()):
@@ -164,7 +164,7 @@ def _count_outputs(network: nn.Module, shape: tuple[int, int, int]) -> int:
     try:
         try:
             outputs = _outputs(network, shape)
-        except (NotImplementedError, RuntimeError):  # what needs values cannot run without them
+        except (NotImplementedError, RuntimeError):  # a layer that reads values cannot run without them
             like = next(network.parameters())
             with modes_kept(network), torch.no_grad():
                 outputs = network.eval()(torch.zeros(1, *shape, device=like.device, dtype=like.dtype))
@@ -192,7 +192,7 @@ OWN_ENTRIES: dict[str, PlainEntry] = {}
 
 
 def own_entry(name: str) -> PlainEntry:
-    """The row of a network that was given; UsageError where it no longer exists."""
+    """The row of a network that was given; UsageError if it no longer exists."""
     entry = OWN_ENTRIES.get(name)
     if entry is None or entry.module.original() is None:  # type: ignore[attr-defined]
         raise _gone(name)

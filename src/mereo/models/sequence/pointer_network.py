@@ -72,7 +72,7 @@ class Memory(NamedTuple):
     Attributes:
         points: its inputs; the first stands for no point: (batch, 1 + points, coordinates).
         states: of the encoder, the first for the end: (batch, 1 + points, dim).
-        keys: W1 of the states, (batch, 1 + points, dim); the states where nothing attends to them.
+        keys: W1 of the states, (batch, 1 + points, dim); the states if nothing attends to them.
         present: bool (batch, 1 + points).
         hidden, cell: of the encoder behind the last point, (batch, dim).
     """
@@ -188,7 +188,7 @@ class PointerNetwork(Network):
         return points if self.embedding is None else self.embedding(points)
 
     def forward_features(self, inputs: Tensor, lengths: Tensor | None = None) -> Memory:
-        """What the encoder makes of points; `lengths` are the numbers of points, where some sets are padded."""
+        """The encoder's output for points; `lengths` are the numbers of points, if some sets are padded."""
         self.check_points(inputs, lengths)
         count, number = inputs.shape[0], inputs.shape[1]
         there = None
@@ -211,7 +211,7 @@ class PointerNetwork(Network):
     def _advance(
         self, memory: Memory, choices: Tensor, state: State, blended: Tensor | None
     ) -> tuple[Tensor, State, Tensor | None]:
-        """One step behind `choices` (batch, beams): features (batch, beams, num_features) and what is carried on."""
+        """One step behind `choices` (batch, beams): features (batch, beams, num_features) and the next state."""
         beams = choices.shape[1]
         x = memory.points.gather(1, choices.unsqueeze(-1).expand(-1, -1, memory.points.shape[-1]))
         if self.attention is None:
@@ -233,7 +233,7 @@ class PointerNetwork(Network):
             wide = scores.to(accumulation_type(scores)).masked_fill(~allowed, -torch.inf)
             shares = wide.softmax(-1).to(scores.dtype)
         wide = shares.to(accumulation_type(shares))
-        # What is recorded is what acts: the loss sees the couplings. A probability of zero has a finite logarithm.
+        # The loss reads the couplings that are recorded. A probability of zero has a finite logarithm.
         return wide.clamp(min=torch.finfo(wide.dtype).tiny).log().to(shares.dtype)
 
     def score(self, memory: Memory, targets: Tensor) -> Tensor:
@@ -335,7 +335,7 @@ class PointerNetwork(Network):
         """Choices for sets of points: int64 (batch, steps), 0 from the end on, j >= 1 for point j.
 
         Args:
-            lengths: numbers of points, where some sets are padded at their end.
+            lengths: numbers of points, if some sets are padded at their end.
             beam: sequences that are followed at once; 1 takes the most probable choice of each step.
             constraint: "none", "no_repeat" or "tour"; the network's own when None.
         """

@@ -23,9 +23,9 @@ from mereo.models.layout import Pair, register_layout
 from mereo.models.registry import IMAGENET, register_model
 
 LARGEST = 1e6
-"""Pixels beyond are clamped, so that the sums of what they become fit float32."""
+"""Pixels beyond this are clamped, so that sums of features fit float32."""
 STRIDES = {4: (2, 2), 2: (2, 1), 1: (1, 1)}
-"""Of the two convolutions at the start, by their product."""
+"""Strides of the two convolutions at the start, by their product."""
 
 
 class EnhancedAttention(SelfAttention):
@@ -92,7 +92,7 @@ class BiFormerStage(nn.Module):
     Args:
         inputs, width: channels before and after.
         blocks: of the stage.
-        strides: of the two convolutions at the start where the inputs are images; None for maps, whose sides become
+        strides: of the two convolutions at the start if the inputs are images; None for maps, whose sides become
             half.
         swin_layout: see `BiFormer`. Maps that its filters do not divide are padded below and right.
 

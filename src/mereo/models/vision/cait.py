@@ -74,7 +74,7 @@ class CaiT(VisionModel):
         depth, class_depth: layers of the patches, and of the class token.
         num_heads: of both attentions; divides `embed_dim`.
         mlp_ratio: hidden size of the feed-forwards, as a multiple of `embed_dim`.
-        init_values: where the gains start; the smaller the deeper the network.
+        init_values: initial gains; smaller ones for deeper networks.
         residual: form of the residual branches, one of `mereo.layers.residual.FORMS`. Those without norms have none in
             the branches, and a norm before the classifier all the same.
         drop_path_rate: stochastic depth, the same rate in all layers of the patches, none for the class token.
@@ -181,7 +181,7 @@ class CaiT(VisionModel):
         return self.blocks[index](self.embed(inputs) if index == 0 else inputs)
 
     def as_map(self, tensor: Tensor, norm: bool) -> Tensor:
-        """(batch, rows, columns, dim) -> (batch, dim, rows, columns), through the last norm where asked."""
+        """(batch, rows, columns, dim) -> (batch, dim, rows, columns), through the last norm if asked."""
         return (self.norm(tensor) if norm else tensor).permute(0, 3, 1, 2)
 
     def summarise(self, patches: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ class ChannelBlock(DualBlock):
 class Patches(nn.Module):
     """A convolution of some stride, with layer normalisation over channels before or after it.
 
-    Images or maps whose sides the stride does not divide are padded below and to the right where `pads`.
+    Images or maps whose sides the stride does not divide are padded below and to the right if `pads`.
 
     Shapes: (batch, inputs, height, width) -> (batch, outputs, ceil(height / stride), ceil(width / stride)).
     """
@@ -117,7 +117,7 @@ class Patches(nn.Module):
 
 
 class Stage(nn.Module):
-    """Halves the map where it is not the first, then units of a spatial block and a channel block."""
+    """Halves the map if it is not the first, then units of a spatial block and a channel block."""
 
     def __init__(self, downsample: nn.Module, blocks: list[DualBlock]) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ from mereo.models.base import VisionModel, grid_of_cells
 LARGEST = 1e6
 """Pixels beyond are clamped: the scores of attention are products of two features, and must fit float32."""
 STEMS = {"7x7": (7, 1), "tiered": (3, 3), "3x3": (3, 1)}
-"""Of each stem: the side of its filters and the number of its convolutions."""
+"""For each stem, the side of its filters and the number of its convolutions."""
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": lambda: nn.ReLU(inplace=True),
     "silu": lambda: nn.SiLU(inplace=True),
@@ -39,11 +39,11 @@ class HaloNetBlock(nn.Module):
 
     Args:
         inputs, width, outputs: channels.
-        mix: what exchanges between cells: width -> `mixed` channels, at a stride.
+        mix: the module that mixes cells: width -> `mixed` channels, at a stride.
         stride: of `mix`, and so of the shortcut.
         drop_path: rate of stochastic depth.
-        gate: of the channels of what `mix` returns.
-        inverted: no activation at the end, and no shortcut where shapes change.
+        gate: of the output channels of `mix`.
+        inverted: no activation at the end, and no shortcut if shapes change.
 
     Shapes: (batch, inputs, rows, columns) -> (batch, outputs, rows / stride, columns / stride), rounded up.
     """
@@ -218,7 +218,7 @@ class HaloNet(VisionModel):
     ) -> tuple[int, int]:
         """Make `stem` and `enter`, and return the channels of the stem and the stride of the first block.
 
-        The map at half the size of the image is the first feature: what `stem` returns.
+        The map at half the size of the image is the first feature: the output of `stem`.
         """
         kernel, count = STEMS[stem]
         widths = [stem_width] if count == 1 else [3 * stem_width // 8, stem_width // 2, stem_width]
@@ -293,7 +293,7 @@ def _check_stages(
 
 
 def _check_block(where: str, kind: str, inner: int, mixed: int, heads: int, group_size: int) -> None:
-    """UsageError unless heads divide what a block attends with, and groups what it convolves."""
+    """UsageError unless heads divide the channels of attention, and groups the channels of convolution."""
     if inner < 1:
         raise UsageError(f"{where} has a block of {inner} channels; give wider widths or narrower outputs.")
     if kind in "hbl" and (inner % heads or mixed % heads):

@@ -59,7 +59,7 @@ class _LocalFeedForward(nn.Module):
 
 
 class _Block(nn.Module):
-    """x += mixer(norm_1(x)); x += feed_forward(norm_2(x)), the mixer spectral gating where `size` is given.
+    """x += mixer(norm_1(x)); x += feed_forward(norm_2(x)), the mixer is spectral gating if `size` is given.
 
     Shapes: maps (batch, dim, rows, columns), in channels-last memory -> the same.
     """
@@ -230,7 +230,7 @@ class HierarchicalSpectFormer(VisionModel):
         self.token_head = self.make_classifier() if self.labelled and self.num_classes else None
 
     def token_scores(self, features: Tensor) -> Tensor:
-        """Scores of every token, (batch, rows * columns, classes), of what `forward_features` returns."""
+        """Scores of every token, (batch, rows * columns, classes), from the output of `forward_features`."""
         if self.token_head is None:
             raise UsageError("token_labels is False; create the network with token_labels=True for scores of tokens.")
         return self.token_head(features[:, 1:])

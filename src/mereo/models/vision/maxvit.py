@@ -224,7 +224,7 @@ class MaxViT(VisionModel):
         positions: "table", or "network", which computes the bias of each offset.
         position_hidden: size of that network.
         parallel: both attentions of a block take the same map and share one feed-forward network.
-        layer_scale: where the gains of residual branches start; None for none.
+        layer_scale: initial gains of residual branches; None for none.
         head_hidden_size: size of a layer with tanh before the classifier; None for none.
         drop_rate, attn_drop, proj_drop: dropout before the classifier, of couplings, and after attention and inside
             feed-forward networks.
@@ -335,7 +335,7 @@ class MaxViT(VisionModel):
         self.reset_classifier(num_classes)
 
     def _window_for(self, sides: tuple[int, int], window_size: int | tuple[int, int] | None) -> Window:
-        """The windows for images of this size; UsageError where they do not divide its maps."""
+        """The windows for images of this size; UsageError if they do not divide its maps."""
         if window_size is None:
             window = (sides[0] // self.reduction, sides[1] // self.reduction)
         else:

@@ -39,7 +39,7 @@ class NeighborhoodBlock(nn.Module):
 
 
 class Stage(nn.Module):
-    """Halves the map where it is not the first, then blocks.  Shapes: (batch, channels, rows, columns)."""
+    """Halves the map if it is not the first, then blocks.  Shapes: (batch, channels, rows, columns)."""
 
     def __init__(self, inputs: int | None, dim: int, blocks: list[NeighborhoodBlock]) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class NAT(VisionModel):
         window_size: side of the neighbourhoods, in cells.
         dilations: of every second block of each stage; 1 in the others.
         mlp_ratio: hidden size of the feed-forward networks as a multiple of the channels.
-        init_values: where the gains of the residual branches start (LayerScale); 0 means no gains.
+        init_values: initial gains of the residual branches (LayerScale); 0 means no gains.
         stem_stride: of the two convolutions before the first stage: 4, or 1 or 2 for small images.
         drop_path_rate: of stochastic depth in the last block; it rises linearly from 0 in the first.
 

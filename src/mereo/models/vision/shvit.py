@@ -186,7 +186,7 @@ class SHViT(VisionModel):
         self.distillation_head = self.make_classifier() if self.distillation and self.num_classes else None
 
     def both_heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores for the labels and scores for a teacher, (batch, classes) each, of what `forward_features` returns."""
+        """Scores for the labels and for a teacher, (batch, classes) each, from the output of `forward_features`."""
         if self.distillation_head is None:
             raise UsageError("distillation is False; create the network with distillation=True for a second head.")
         pooled = self.pool(features)

@@ -55,7 +55,7 @@ class ClassBlock(Block):
 
 
 class Stage(nn.Module):
-    """Halves the map and adds positions where it is the first of its width, then blocks.
+    """Halves the map and adds positions if it is the first of its width, then blocks.
 
     Shapes: (batch, inputs, rows, columns) -> (batch, dim, rows, columns).
     """

@@ -52,7 +52,7 @@ class ChannelGroupAttention(nn.Module):
         qkv_bias: biases of queries, keys and values.
         scale: "channels" divides the scores by sqrt(C / groups), as the paper does; "tokens" by sqrt(N), so that they
             do not grow with the image.
-        method: "plain"; "gram", by the second form; or "auto", which takes that one where N >= 4 C, as the faster.
+        method: "plain"; "gram", by the second form; or "auto", which takes "gram" if N >= 4 C, where it is faster.
             Half precision always takes the plain form: the Gram matrix would overflow.
         attn_drop: dropout of the couplings.
         proj_drop: dropout of the output.

@@ -33,7 +33,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     example=_example,
 )
 class Pointer(nn.Module):
-    """Point from each receiver to the senders: additive scores, whose couplings are what is predicted.
+    """Point from each receiver to the senders: additive scores, whose couplings are the prediction.
 
     u_ij = v . tanh(W1 e_j + W2 d_i),   output_ij = softmax_j(u_ij)
 

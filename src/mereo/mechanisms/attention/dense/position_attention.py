@@ -1,4 +1,4 @@
-"""Position attention: every place of a map adds what it gathers from all places, by a learned amount that starts at 0.
+"""Position attention: every place of a map adds a mixture of all places, with a learned weight that starts at 0.
 
 Source: Fu, Liu, Tian, Li, Bao, Fang, Lu 2019, arXiv:1809.02983, section 3.2; similar: arXiv:1805.08318 (SAGAN).
 Cost: N C (2 d + C) + N^2 (d + C) multiply-adds an image (N places, C channels, keys of d numbers).
@@ -33,7 +33,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     example=_example,
 )
 class PositionAttention(nn.Module):
-    """Let each place of a map add a weighted sum of the values of all places to what it is.
+    """Add to each place of a map a weighted sum of the values of all places.
 
     (q, k, v)_p = W x_p + b,   A = softmax over sources p' of q_p . k_p',   out_p = x_p + gamma sum_p' A_pp' v_p'
 

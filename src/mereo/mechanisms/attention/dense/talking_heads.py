@@ -34,7 +34,7 @@ def mix_heads(layer: nn.Linear, maps: Tensor, scale: float = 1.0) -> Tensor:
 class MixedCoupling(Coupling):
     """Couplings of all heads that are mixed after the softmax: c_g = dropout(sum_i W_gi softmax(scores_i) + b_g).
 
-    Mixing is the last step of its normaliser, so that what is recorded, changed and dropped is what acts. Mixed
+    Mixing is the last step of its normaliser, so that the mixed couplings are recorded, changed and dropped. Mixed
     couplings need not sum to one and may be negative; a pair that is masked out is 0 all the same.
     """
 

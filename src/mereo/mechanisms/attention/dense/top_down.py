@@ -1,4 +1,4 @@
-"""Top-down attention: parents predict their children, and each child becomes what the parents it fits predict.
+"""Top-down attention: parents predict their children, and each child moves to the predictions that it fits.
 
 Source: Kiefer, Millidge, Tschantz, Buckley 2022, arXiv:2209.02567, equations 4 to 6.
 Cost: predictions 2 R S d D FLOPs an image once (R children, S parents), then 4 R S d an iteration.
@@ -66,7 +66,7 @@ def top_down_attention(
         iterations: at least 1.
         beta: multiplies the scores, above 0; 1 / sqrt(d) when None. The paper's equation has 1.
         accumulate: add the scores up over the iterations, as routing by agreement does.
-        mask: bool, True = the parent is there. Where no parent is there, children keep their values.
+        mask: bool, True = the parent takes part. Without any parent, children keep their values.
 
     Shapes: children (..., m, d), parents (..., n, e), transforms (m, n, d, e), mask (..., n)
         -> children (..., m, d), couplings (..., m, n).

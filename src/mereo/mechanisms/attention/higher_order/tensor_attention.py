@@ -35,19 +35,19 @@ def tensor_attention(
     degree: int = 4,
     coupling: Coupling | None = None,
 ) -> Tensor:
-    """Softmax attention of each query to all pairs of keys, or tuples where there are more sets of keys.
+    """Softmax attention of each query to all pairs of keys, or tuples if there are more sets of keys.
 
     S_i(jk) = scale sum_c q_ic k1_jc k2_kc,   out_ic = sum_jk softmax_jk(S_i) v1_jc v2_kc
 
     Args:
         more: keys and values of further sets, alternating.
-        masks: bool, one for each set of keys, or None; a pair takes part where both of its senders do.
+        masks: bool, one for each set of keys, or None; a pair takes part if both of its senders do.
         scale: factor of the scores; 1 / dim by default, so that entries of size B give scores of size B^3.
         method: "auto", "streamed" (by blocks, never all scores at once), "exact", or "polynomial", an approximation in
             time linear in the number of tokens, see `polynomial_error`; it takes masks that are the same for all
             queries.
         degree: of the polynomial, even: others are negative somewhere.
-        coupling: makes the couplings, where they are to be recorded; pairs are senders, j m2 + k.
+        coupling: makes the couplings, if they are to be recorded; pairs are senders, j m2 + k.
 
     Shapes: q (batch, heads, tokens, dim), k1 (batch, heads, m1, dim), v1 (batch, heads, m1, pose), k2 and v2 with m2,
         masks broadcastable to (batch, heads, tokens, m1) and (batch, heads, tokens, m2)

@@ -46,7 +46,7 @@ def block_sums(x: Tensor, grid: tuple[int, int], weight: Tensor) -> Tensor:
 def _circle(
     q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], radius: float, text: int, down: Tensor | None
 ) -> Circle:
-    """The topology of the attention; UsageError where the arguments do not fit together."""
+    """The topology of the attention; UsageError if the arguments do not fit together."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 4 or x.shape[:3] != q.shape[:3] or (name != "v" and x.shape[3] != q.shape[3]):
             raise UsageError(

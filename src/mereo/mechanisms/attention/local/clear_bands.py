@@ -22,7 +22,7 @@ def band_of(rows: int, rank: int, ranks: int) -> tuple[int, int]:
 
 
 def joined(outputs: Tensor, logs: Tensor) -> Tensor:
-    """Softmax attention over all keys from that over parts of them: sum_p exp(l_p - l) out_p, l = log sum_p exp(l_p).
+    """Softmax attention over all keys, merged from parts of the keys: sum_p exp(l_p - l) out_p, l = log sum_p exp(l_p).
 
     Shapes: outputs (parts, ..., pose), logs (parts, ...), log sum exp of the scores of each part -> (..., pose).
     """
@@ -30,7 +30,7 @@ def joined(outputs: Tensor, logs: Tensor) -> Tensor:
 
 
 def _agree(q: Tensor, k: Tensor, v: Tensor, circle: Circle, group: dist.ProcessGroup | None) -> None:
-    """UsageError on every process where one has other sizes than the first, or not the tokens of its band."""
+    """UsageError on every process if one has other sizes than the first, or other tokens than its band's."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     first, last = band_of(circle.grid[0], rank, ranks)
     needed = circle.text + (last - first) * circle.grid[1]
@@ -96,8 +96,8 @@ def clear_attention_bands(
 ) -> Tensor:
     """`clear_attention` over an image whose rows are distributed over several processes, exactly; without gradients.
 
-    Every process of the group calls it, with the text tokens, which all of them have, and the rows of its band: those
-    of `band_of(rows, rank, processes)`.
+    Every process of the group calls it, with the text tokens, which all of them have, and the rows of its band,
+    `band_of(rows, rank, processes)`.
 
     Args:
         grid: rows and columns of the whole image.
@@ -107,7 +107,7 @@ def clear_attention_bands(
     Shapes: q, k (batch, heads, text + own rows * columns, dim), v likewise with pose -> as v.
 
     Raises:
-        UsageError: on every process, where one of them has other sizes or not the tokens of its band; with gradients.
+        UsageError: on every process, if one of them has other sizes or other tokens than its band's; with gradients.
 
     Deviates: the paper averages what the patches give for a text token; here the parts are joined by the logs of their
         sums, which is exact.
@@ -123,7 +123,7 @@ def clear_attention_bands(
     both, before = _with_halo(torch.cat((k, v), 3)[:, :, text:], circle, group)
     keys, values = both.split((k.shape[3], v.shape[3]), 3)
     here = Circle((keys.shape[2] // columns, columns), radius, text)
-    # Rows of the halo have no query here; theirs are zeros, and their output is left out.
+    # Rows of the halo have no query here: queries of zero stand in, and their output is dropped.
     behind = here.image - before * columns - (q.shape[2] - text)
     queries = torch.nn.functional.pad(q[:, :, text:], (0, 0, before * columns, behind))
     keys, values = torch.cat((k[:, :, :text], keys), 2), torch.cat((v[:, :, :text], values), 2)

@@ -32,7 +32,7 @@ def _grouped(name: str, x: Tensor, heads: int) -> Tensor:
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
-    """The grid; UsageError where the three do not fit together."""
+    """The grid; UsageError if the three do not fit together."""
     if not 4 <= q.dim() <= 6:
         raise UsageError(
             f"q has {q.dim()} axes; it must be (batch, *grid, heads, dim) with a grid of one to three axes."

@@ -94,7 +94,7 @@ class OutlookAttention(nn.Module):
         return scores.reshape(-1, self.num_heads, self.kernel**2, self.kernel**2)
 
     def _means(self, maps: Tensor) -> Tensor:
-        """The mean over the cells of each stride, as far as they are inside the map."""
+        """The mean over the cells of each stride that are inside the map."""
         stride = self.stride
         if stride == 1:
             return maps
@@ -134,7 +134,7 @@ class OutlookAttention(nn.Module):
         return windows.reshape(-1, self.num_heads, self.kernel**2, windows.shape[-1])
 
     def _fold(self, sums: Tensor, rows: int, columns: int) -> Tensor:
-        """Add what the windows make of their cells: the adjoint of `_gather`."""
+        """Add the windows' outputs to their cells: the adjoint of `_gather`."""
         kernel, stride, first = self.kernel, self.stride, self.padding
         h, w = -(-rows // stride), -(-columns // stride)
         parts = sums.view(-1, h, w, self.num_heads, kernel, kernel, sums.shape[-1])

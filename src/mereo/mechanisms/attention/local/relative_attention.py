@@ -25,7 +25,7 @@ class RelativeAttention(nn.Module):
         dim: channels.
         window: rows P and columns Q of a window.
         head_dim: channels of a head.
-        out_dim: channels of the output; dim by default. Heads are made of it where it is larger than dim.
+        out_dim: channels of the output; dim by default. Heads are made of it if it is larger than dim.
         positions: makes b from the number of heads and the window; None for the learned table.
         attn_drop, proj_drop: dropout of couplings and of the output.
 

@@ -41,7 +41,7 @@ def retrieve(
     w = separation(beta similarity(q, M)),   out = activation(sum_n w_n P_n);   `steps` times with q <- out
 
     Args:
-        query: what is known of the patterns to find.
+        query: the known part of the patterns to find.
         memory: the stored patterns M.
         values: the patterns P that are returned for them; the memory itself by default.
         similarity: a name of `mereo.core.similarity.SIMILARITIES`.
@@ -127,7 +127,7 @@ def energy(
 
 @dataclass(frozen=True)
 class AssociativeMemory:
-    """A pair of functions that makes a memory, with what else it needs; call it as `retrieve`.
+    """A pair of functions that makes a memory, with its constants; call it as `retrieve`.
 
     Attributes:
         similarity, separation, beta, activation: see `retrieve`.

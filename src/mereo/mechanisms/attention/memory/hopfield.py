@@ -1,7 +1,7 @@
 """Hopfield layers: attention whose queries settle among the keys before they read the values.
 
 Source: Ramsauer et al. 2020, arXiv:2008.02217, and the authors' layers.
-Cost: of multi-head attention, with 2 N S D multiplications more for every further step.
+Cost: as multi-head attention, and 2 N S D multiplications for every further step.
 """
 
 import torch
@@ -34,7 +34,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     example=_example,
 )
 class HopfieldAttention(MultiHeadAttention):
-    """Retrieve, for each token, from the memory that a context is: states settle among the keys, then read the values.
+    """Retrieve, for each token, from a context as the memory: states settle among the keys, then read the values.
 
     q = W_q x,  k = W_k y,  v = W_v y (or W_v W_k y, connected);   steps - 1 times:  q <- softmax(beta q k^T) k;
     out = W_o [softmax(beta q k^T) v, ...] + b
@@ -45,16 +45,16 @@ class HopfieldAttention(MultiHeadAttention):
         beta: inverse temperature; 1 / sqrt(dim / num_heads) by default.
         steps: retrievals in all, at least 1; one, with the default beta, is multi-head attention.
         context_dim: size of the context's tokens, if it differs from `dim`.
-        connected: project what values are made of as the keys are before it is projected to values, v = W_v W_k y.
-        norm: a layer norm each of states, of stored patterns and of what values are made of.
+        connected: project the inputs of the values like the keys first, v = W_v W_k y.
+        norm: a layer norm each of states, stored patterns and inputs of the values.
         qkv_bias, normaliser, attn_drop, proj_drop: see `MultiHeadAttention`.
 
     Shapes:
         tokens (batch, tokens, dim), context (batch, senders, context_dim), by default the tokens themselves;
-        values, what the values are made of, by default the context; mask as in `MultiHeadAttention`
+        values, the inputs of the values, by default the context; mask as in `MultiHeadAttention`
         -> (batch, tokens, dim).
 
-    Reads as: couplings[b, h, r, s] is how far stored pattern s is what state r means in head h, at each step.
+    Reads as: couplings[b, h, r, s] is the weight of stored pattern s in the update of state r in head h, at each step.
 
     Deviates: the steps are a fixed number, without the authors' stop at convergence; norms are off unless asked for.
 

@@ -1,7 +1,7 @@
 """Hopfield lookup: tokens retrieve from a learned memory.
 
 Source: Ramsauer et al. 2020, arXiv:2008.02217, and the authors' layers.
-Cost: of multi-head attention with `num_patterns` senders.
+Cost: as multi-head attention with `num_patterns` senders.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Hopfield pooling: learned states retrieve from a set of tokens, one result for each state.
 
 Source: Ramsauer et al. 2020, arXiv:2008.02217, and the authors' layers.
-Cost: of multi-head attention with `num_queries` receivers.
+Cost: as multi-head attention with `num_queries` receivers.
 """
 
 import torch

@@ -43,7 +43,7 @@ def _pointwise(function: Callable[[Tensor], Tensor], normalise: bool) -> Separat
 
 
 def _competing(function: Callable[[Tensor], Tensor]) -> Separation:
-    """Scores against each other: one that is masked out competes with the lowest number there is."""
+    """Scores against each other: one that is masked out counts as the lowest possible number."""
 
     def separate(scores: Tensor, mask: Tensor | None = None) -> Tensor:
         wide = scores.to(accumulation_type(scores))
@@ -95,7 +95,7 @@ def top_k(k: int) -> Separation:
 
 
 def entmax(alpha: float) -> Separation:
-    """The sparse family: softmax at alpha = 1, sparsemax at 2; by sorting where that is known, else by bisection."""
+    """The sparse family: softmax at alpha = 1, sparsemax at 2; by sorting if that is known, else by bisection."""
     known = {1.0: "softmax", 1.5: "entmax15", 2.0: "sparsemax"}
     if alpha in known:
         return Coupling("senders", known[alpha])

@@ -55,7 +55,7 @@ class BiLevelRoutingAttention(nn.Module):
         top_k: regions that each region reads.
         scale: of the scores; C^-1/2 by default, as the authors' weights need it (not the usual (C / heads)^-1/2).
         soft: multiply the keys and values of each routed region by its share, a softmax over the k scores of routing.
-        pad: what happens where regions do not divide the map. "masked": padding takes no part. "legacy": the input is
+        pad: what happens if regions do not divide the map. "masked": padding takes no part. "legacy": the input is
             padded by zeros, and padded cells take part with the biases as keys and values, as in the authors' first
             code. "zeros": queries, keys and values are padded by zeros, which count in the attention and not in the
             means, as in their second.

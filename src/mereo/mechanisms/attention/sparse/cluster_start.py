@@ -53,7 +53,7 @@ def start_clusters(model: nn.Module, *inputs: Any, iterations: int = 10) -> int:
 
     Args:
         model: a network, or one layer.
-        inputs: what it is called with, such as a batch of tokens.
+        inputs: its inputs, such as a batch of tokens.
         iterations: of Lloyd's algorithm.
 
     Returns: the number of layers that were started; layers without routed heads have no clusters.

@@ -40,7 +40,7 @@ class Clusters(nn.Module):
 
     Shapes: buffers centroids and sums (heads, clusters, dim), counts (heads, clusters).
 
-    Deviates: counts start at 1, so that the sums, which start at the centroids, are divided by what belongs to them; in
+    Deviates: counts start at 1, so that the sums, which start at the centroids, are divided by the right counts; in
         the released code counts start at 0, and the first step multiplies the centroids by a factor of hundreds.
 
     Reference: arXiv:2003.05997, section 4.1. Centroids start as normal vectors, normalised like the tokens.
@@ -73,7 +73,7 @@ class Clusters(nn.Module):
 
     @torch.no_grad()
     def assigned(self, x: Tensor, nearest: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """How many tokens belong to each cluster, and their sums; tokens that are not finite to none.
+        """How many tokens belong to each cluster, and their sums; tokens that are not finite belong to none.
 
         Shapes: x (batch, heads, tokens, dim), nearest int64 (batch, heads, tokens), mask bool (batch, tokens)
             -> (heads, clusters), (heads, clusters, dim).

@@ -222,7 +222,7 @@ class CombinerAttention(nn.Module):
         dropout: float,
         project: Callable[[Tensor], Tensor] | None,
     ) -> Tensor:
-        """The same by couplings over all pairs of tokens: the softmax of their logarithms is what they are."""
+        """The same, by couplings over all pairs of tokens: their logarithms are scores with this softmax."""
         wide = accumulation_type(q)
         given = Joint(q.to(wide), k.to(wide), v.to(wide), self.causal, self.pool, dropout, project)
         shares = _probabilities(plan, replace(given, dropout=0.0))

@@ -1,4 +1,4 @@
-"""Heads weighted by gates, computed for all tokens, or of the routed heads for the tokens of each only."""
+"""Heads weighted by gates: all heads for all tokens, or routed heads for their own tokens only."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ GROUPS = 4
 LEAST_TOKENS = 384
 """Tokens from which it is faster to compute heads for their own tokens only."""
 MOST_ACTIVE = 0.85
-"""Share of pairs of tokens and heads above which it is not."""
+"""Share of active pairs of tokens and heads above which it is slower."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ BALANCE_WEIGHT = 0.01
 
 
 def check_routed_heads(num_heads: int, shared: int, active: int) -> None:
-    """UsageError unless `shared` heads and `active` of the others make sense."""
+    """UsageError unless the numbers of `shared` and `active` heads are possible."""
     check_positive(num_heads=num_heads)
     if not 0 <= shared <= num_heads:
         raise UsageError(f"shared is {shared} of {num_heads} heads; it must be from 0 to {num_heads}.")

@@ -39,7 +39,7 @@ class HeadSchedule:
 
     @property
     def router_parameters(self) -> int:
-        """Weights that routers add: C (h - h_s), 2 C where there are heads of both kinds, C h_s for h_s > 1."""
+        """Weights that routers add: C (h - h_s), 2 C if there are heads of both kinds, C h_s for h_s > 1."""
         total = 0
         for n, dim, heads, shared, active in zip(
             self.layers, self.dims, self.heads, self.shared, self.active, strict=True

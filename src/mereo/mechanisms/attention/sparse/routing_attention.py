@@ -43,7 +43,7 @@ def routing_attention(
     Args:
         k: keys; None if queries and keys are the same, and share their clusters.
         centroids: of the clusters of each head.
-        window: members of each cluster; all tokens where there are fewer.
+        window: members of each cluster; all tokens if there are fewer.
         causal: whether keys behind the query are left out. Which tokens are members still depends on all tokens, as in
             the paper.
         scale: factor of the scores; 1 / sqrt(dim) by default.
@@ -155,7 +155,7 @@ class RoutingAttention(nn.Module):
         share_qk: whether routed queries are the keys too; as `causal` by default.
         strict: with `causal`, when the clusters of each token are made of it and those before, as in `step`, so that
             nothing depends on later tokens: "never", in "evaluation" only, or "always". Costs k dense attentions.
-        routes: whether there are clusters; without, all heads are local, as in the first layers of some networks.
+        routes: whether there are clusters; without them all heads are local, as in the first layers of some networks.
         positions: a learned bias by distance in local heads.
         decay: of the averages of the centroids, for each step of training.
         beta: factor of the loss that keeps tokens near their centroids.
@@ -259,7 +259,7 @@ class RoutingAttention(nn.Module):
         return self._heads(q, self.heads_local), self._heads(k, self.heads_local), self._heads(v, self.heads_local)
 
     def _routed(self, tokens: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Normalised queries and keys, and values, of the routed heads; no keys where the queries are them."""
+        """Normalised queries and keys, and values, of the routed heads; no keys if the queries are the keys."""
         heads = self.heads_routed
         q = normalised(self.query(tokens).unflatten(-1, (heads, -1))).transpose(1, 2)
         k = None if self.key is None else normalised(self.key(tokens).unflatten(-1, (heads, -1))).transpose(1, 2)

@@ -30,7 +30,7 @@ class SeaMaps(NamedTuple):
     """Intermediate results of SEA.
 
     Shapes: estimated (batch, heads, queries, columns), probabilities; kept bool of the same shape; mask bool (batch,
-        heads, queries, keys); couplings (batch, heads, queries, keys), what acts.
+        heads, queries, keys); couplings (batch, heads, queries, keys), as used.
     """
 
     estimated: Tensor
@@ -162,7 +162,7 @@ class SeaAttention(nn.Module):
     out = s2 s1 softmax_j(q k_j^T / sqrt(D)) v_j + (1 - s2) mean of v,   j in kept columns,   (s1, s2) = sigmoid(W z)
 
     The mean weights the values by the estimate, stretched to all keys and averaged over the queries; when causal, it is
-    the running mean. What is kept has no gradient: the estimate learns from a teacher's attention and, through the
+    the running mean. The kept keys have no gradient: the estimate learns from a teacher's attention and, through the
     mean, from the output.
 
     Args:
@@ -174,9 +174,9 @@ class SeaAttention(nn.Module):
             "head" all queries of a head, "batch" a whole sample. Causal attention takes only the first.
         max_len: most tokens of causal attention, whose positions have a learned table.
         features: number of random features; int(D ln(D)) by default.
-        scale: of the scores; D^-1/2 by default. Give 1 where queries are scaled already.
+        scale: of the scores; D^-1/2 by default. Give 1 if queries are scaled already.
         method: "dense" attends with a mask over all keys, "lists" to lists of keys, "compiled" to runs of keys in C++
-            (CPU, float32, without gradients); "auto" takes "compiled" where it can run and "dense" elsewhere, but
+            (CPU, float32, without gradients); "auto" takes "compiled" if it can run and "dense" elsewhere, but
             "lists" where a recorded map would be too large.
 
     Shapes:

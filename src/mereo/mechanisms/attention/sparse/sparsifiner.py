@@ -172,7 +172,7 @@ class SparsifinerAttention(HostedAttention):
     keep the b = ceil(keep n) largest entries of each row of A, and all keys for the class token;
     out = W_o [softmax over the kept keys(q k^T / sqrt(d)) v, ...] + b_o
 
-    What is kept has no gradient: the predictor learns from a teacher's attention, in the phase "reconstruction", in
+    The choice of keys has no gradient: the predictor learns from a teacher, in the phase "reconstruction", in
     which attention is dense. In the phase "sparse" its parameters are frozen.
 
     Args:
@@ -283,7 +283,7 @@ class SparsifinerAttention(HostedAttention):
             raise UsageError(f"token_mask is {tuple(token_mask.shape)}; it must be {wanted}.")
         if self.phase == "reconstruction":
             if self.training:
-                self.predictor(q, k)  # for a loss on what it gives
+                self.predictor(q, k)  # for a loss on its output
             mask = None if token_mask is None else self._seen(token_mask)
             return attend(q, k, v, self.coupling, mask=mask).transpose(1, 2).flatten(2)
         mask = self._kept(self.predictor(q, k), token_mask)
@@ -295,7 +295,7 @@ class SparsifinerAttention(HostedAttention):
         return self.attended(x, attn_mask, is_causal, token_mask)
 
     def maps(self, x: Tensor, token_mask: Tensor | None = None) -> SparsifinerMaps:
-        """The estimate, its coefficients and what is kept: (batch, tokens, dim) -> `SparsifinerMaps`."""
+        """The estimate, its coefficients and the kept pairs: (batch, tokens, dim) -> `SparsifinerMaps`."""
         q, k, _ = split_heads(self, x)
         approx = self.predictor(q, k)
         return SparsifinerMaps(approx, self.predictor.coefficients(q, k), self._kept(approx, token_mask))

@@ -86,7 +86,7 @@ def _direct(given: Joint, image: _Image) -> list[tuple[Tensor, Tensor]]:
 class AxialVertical(_Axial):
     """A token attends to its row and its column, and to every other column as one region, without the own row.
 
-    Where it is causal: to its row up to itself, its column above, and the part of every other column above its row.
+    If causal: to its row up to itself, its column above, and the part of every other column above its row.
     """
 
     def over(self, given: Joint, image: _Image) -> Tensor:
@@ -107,7 +107,7 @@ class AxialVertical(_Axial):
 class AxialHorizontal(_Axial):
     """A token attends to its row and its column, and to the left and right part of every other row as two regions.
 
-    Where it is causal: to its row up to itself, its column above, and the two parts of every row above.
+    If causal: to its row up to itself, its column above, and the two parts of every row above.
     """
 
     def over(self, given: Joint, image: _Image) -> Tensor:
@@ -129,7 +129,7 @@ class AxialHorizontal(_Axial):
 
 @dataclass(frozen=True)
 class AxialRowMajor(_Axial):
-    """A token attends to its row, up to itself where it is causal, and to every other row, or every earlier one.
+    """A token attends to its row, up to itself if it is causal, and to every other row, or every earlier one.
 
     Of each row it takes the token of its own column, which has attended to the whole row before. The key of that region
     is learned from it (`project`); without that, it is the pooled key of the row.

@@ -26,7 +26,7 @@ class Joint:
         dropout: probability with which a weight of the joint softmax is dropped.
         project: for the plan that has learned keys of regions, values of regions (batch, heads, tokens, pose) -> keys
             (batch, heads, tokens, dim).
-        carried: what is mixed, (batch, heads, tokens, any); `v` unless it is given.
+        carried: the values that are mixed, (batch, heads, tokens, any); `v` unless it is given.
     """
 
     q: Tensor
@@ -96,7 +96,7 @@ class Joint:
         return self.before(x.flip(-2), there.flip(-1)).flip(-2)
 
     def others(self, x: Tensor, there: Tensor) -> Tensor:
-        """One vector for the members before each one where this is causal, else for all but each one."""
+        """One vector for the members before each one if this is causal, else for all but each one."""
         before = self.before(x, there)
         if self.causal:
             return before

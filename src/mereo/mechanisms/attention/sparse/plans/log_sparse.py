@@ -27,7 +27,7 @@ class _Level(NamedTuple):
 
 
 def _siblings(x: Tensor, causal: bool) -> Tensor:
-    """For each block of a pair its sibling; where it is causal, of the second block only.
+    """For each block of a pair its sibling; if it is causal, of the second block only.
 
     Shapes: (batch, heads, blocks, any) -> (batch, heads, pairs, 2 or 1, any).
     """
@@ -45,7 +45,7 @@ def _readers(x: Tensor, level: int, causal: bool) -> Tensor:
 class LogSparse(Plan):
     """A token attends to itself, and to those before it in regions of 2^t tokens, one for each 1 in its binary number.
 
-    Token 6 has the regions 0..3 and 4..5, token 7 also 6. Where it is not causal, the tokens behind are cut in the same
+    Token 6 has the regions 0..3 and 4..5, token 7 also 6. If not causal, the tokens behind are cut in the same
     way, from the end of the sequence rounded up to a power of two: all regions are blocks of one binary tree.
     """
 
