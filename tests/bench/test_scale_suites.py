@@ -88,9 +88,7 @@ def test_combiner():
 @pytest.mark.slow
 def test_choose():
     from mereo.bench.suites.choose import CHOICES
-    from mereo.catalogue import MECHANISMS
 
-    assert {choice.mechanism for choice in CHOICES} <= MECHANISMS.keys()
     assert len({choice.name for choice in CHOICES}) == len(CHOICES)
     run = measured("choose", "tokens=64", "dim=16", "heads=2")
     for mode in ("forward", "training"):
