@@ -61,7 +61,10 @@ def test_folded_pointwise_convolutions_of_small_and_large_maps(side: int, batch:
     assert (side**2 <= SMALL_MAP) == (side == 3)
     maps = torch.randn(batch, 4, side, side)
     for given in (maps, maps.contiguous(memory_format=torch.channels_last)):
-        torch.testing.assert_close(fused(given), layers.eval()(maps), rtol=1e-4, atol=1e-5)
+        expected = layers.eval()(maps)
+        torch.testing.assert_close(fused(given), expected, rtol=1e-4, atol=1e-5)
+        if batch:
+            torch.testing.assert_close(torch.vmap(fused)(given[:, None])[:, 0], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["biformer", "cifar_resnet", "davit", "shvit", "unet"])
