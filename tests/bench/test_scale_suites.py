@@ -88,9 +88,7 @@ def test_combiner():
 @pytest.mark.slow
 def test_choose():
     from mereo.bench.suites.choose import CHOICES
-    from mereo.catalogue import MECHANISMS
 
-    assert {choice.mechanism for choice in CHOICES} <= MECHANISMS.keys()
     assert len({choice.name for choice in CHOICES}) == len(CHOICES)
     run = measured("choose", "tokens=64", "dim=16", "heads=2")
     for mode in ("forward", "training"):
@@ -116,4 +114,4 @@ def test_sea(form):
 def test_sparsifiner():
     found = statuses(measured("sparsifiner", "batch=1", "tokens=17", "dim=24"), "forward")
     assert found.pop("dense") == "ok"
-    assert set(found.values()) == {"unchecked"} and len(found) == 8
+    assert set(found.values()) == {"unchecked"} and len(found) == 4

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import mereo
 from mereo.errors import UsageError
-from mereo.models.folding import folded
+from mereo.models.folding import SMALL_MAP, PointwiseConvolution, folded
 from mereo.models.registry import families
 
 
@@ -47,6 +47,24 @@ def test_norms_after_convolutions_are_gone_and_no_others() -> None:
     between = [isinstance(a, nn.Conv2d) for s in efficient.modules() if isinstance(s, nn.Sequential)
                for a, b in zip(s, list(s)[1:], strict=False) if isinstance(b, nn.BatchNorm2d)]  # fmt: skip
     assert norms(folded(efficient)) == len(between) - sum(between)
+
+
+@pytest.mark.parametrize("side", [3, 12])
+@pytest.mark.parametrize("batch", [0, 1, 5])
+def test_folded_pointwise_convolutions_of_small_and_large_maps(side: int, batch: int) -> None:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(4, 6, 1, bias=False), nn.BatchNorm2d(6))
+    layers[1].running_mean.normal_()
+    layers[1].running_var.uniform_(0.3, 3)
+    fused = folded(nn.Sequential(layers))[0][0]
+    assert type(fused) is PointwiseConvolution
+    assert (side**2 <= SMALL_MAP) == (side == 3)
+    maps = torch.randn(batch, 4, side, side)
+    for given in (maps, maps.contiguous(memory_format=torch.channels_last)):
+        expected = layers.eval()(maps)
+        torch.testing.assert_close(fused(given), expected, rtol=1e-4, atol=1e-5)
+        if batch:
+            torch.testing.assert_close(torch.vmap(fused)(given[:, None])[:, 0], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["biformer", "cifar_resnet", "davit", "shvit", "unet"])

@@ -8,13 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from mereo.core.kernels.transforms import steps_aside
 from mereo.core.modes import hooked, must_be_called
 
 Model = TypeVar("Model", bound=nn.Module)
 _FOLDED = "_is_folded"
 """Attribute of modules that have their form for inference, which is made once."""
-SMALL_MAP = 300
-"""Cells up to which the product of a 1x1 convolution is faster over all images together than image by image."""
+SMALL_MAP = 100
+"""Cells up to which a 1x1 convolution is faster as one product of matrices."""
 
 
 @runtime_checkable
@@ -29,16 +30,23 @@ class Foldable(Protocol):
 
 
 class PointwiseConvolution(nn.Conv2d):
-    """A folded 1x1 convolution: of small maps on a CPU one product of matrices, where PyTorch makes one per image.
+    """A folded 1x1 convolution, of all images together on a CPU: where images are few, PyTorch computes one by one.
+
+    Small maps are multiplied by the weights as one matrix. The rows of larger ones are given to the convolution as
+    images, for which PyTorch then takes oneDNN on one thread as well.
 
     Shapes: (batch, inputs, height, width) -> (batch, outputs, height, width).
     """
 
     def forward(self, maps: Tensor) -> Tensor:
-        small = maps.dim() == 4 and maps.shape[2] * maps.shape[3] <= SMALL_MAP and maps.device.type == "cpu"
-        if not small or torch.compiler.is_compiling() or not maps.is_contiguous(memory_format=torch.channels_last):
+        apart = maps.dim() != 4 or maps.device.type != "cpu" or torch.compiler.is_compiling() or steps_aside()
+        if apart or not maps.is_contiguous(memory_format=torch.channels_last):
             return super().forward(maps)
-        return F.linear(maps.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+        cells = maps.permute(0, 2, 3, 1)
+        if maps.shape[2] * maps.shape[3] <= SMALL_MAP:
+            return F.linear(cells, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+        rows = super().forward(cells.flatten(0, 1).unsqueeze(1).permute(0, 3, 1, 2))
+        return rows.permute(0, 2, 3, 1).reshape(*cells.shape[:3], self.out_channels).permute(0, 3, 1, 2)
 
 
 def _is_pointwise(convolution: nn.Conv2d) -> bool:

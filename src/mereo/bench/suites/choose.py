@@ -3,32 +3,28 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mereo.bench.counting import FLOAT
 from mereo.bench.results import Measurement, Run
 from mereo.bench.suite import Contender, Mode, Setting, Suite, Table, UnavailableError, Work, Workload
-from mereo.mechanisms.attention import (
-    BiLevelRoutingAttention,
-    BlockAttention,
-    ChannelGroupAttention,
-    ClearAttention,
-    CombinerAttention,
-    GridAttention,
-    HaloAttention,
-    MoHAttention,
-    MultiHeadAttention,
-    NeighborhoodAttention,
-    RoutingAttention,
-    WindowAttention,
-)
-from mereo.mechanisms.scan import LightningAttention
+from mereo.mechanisms.attention import NeighborhoodAttention
+from mereo.mechanisms.slots import Place, fill_slot
 
-Tokens = Literal["sequence", "image", "channels first"]
-"""Shapes of the input: (batch, tokens, dim), (batch, rows, columns, dim) or (batch, dim, rows, columns)."""
+Make = Callable[[int, int, int], nn.Module]
+"""(dim, heads, side of the image) -> a module of tokens (batch, tokens, dim)."""
+
+
+def _slot(mechanism: str, arguments: Callable[[int, int], dict[str, Any]] = lambda heads, side: {}) -> Make:
+    """A mechanism of the catalogue, with arguments by the number of heads and the side of the image."""
+
+    def make(dim: int, heads: int, side: int) -> nn.Module:
+        return fill_slot(mechanism, "tokens", Place(dim, heads, (side, side)), arguments(heads, side))
+
+    return make
 
 
 @dataclass(frozen=True)
@@ -37,9 +33,7 @@ class Choice:
 
     Attributes:
         name: of the row.
-        mechanism: name in the catalogue.
-        make: (dim, heads, side of the image) -> the module.
-        tokens: what it takes.
+        make: makes the module.
         takes: grids that it can take, in words.
         causal: "always", "option" or "no".
         compared: how it differs from dense softmax attention.
@@ -47,9 +41,7 @@ class Choice:
     """
 
     name: str
-    mechanism: str
-    make: Callable[[int, int, int], nn.Module]
-    tokens: Tokens
+    make: Make
     takes: str
     causal: str
     compared: str
@@ -57,66 +49,62 @@ class Choice:
 
 
 CHOICES = (
+    Choice("multi-head", _slot("multi_head"), "any sequence", "option", "is dense", quadratic=True),
     Choice(
-        "multi-head", "multi_head", lambda dim, heads, side: MultiHeadAttention(dim, heads), "sequence",
-        "any sequence", "option", "is dense", quadratic=True,
+        "neighbourhood 7 x 7", _slot("neighborhood", lambda heads, side: {"window": 7}), "grid of 1 to 3 axes",
+        "option, by axis", "exact inside a window around each token",
     ),
     Choice(
-        "neighbourhood 7 x 7", "neighborhood", lambda dim, heads, side: NeighborhoodAttention(dim, heads, window=7),
-        "image", "grid of 1 to 3 axes", "option, by axis", "exact inside a window around each token",
-    ),
-    Choice(
-        "neighbourhood of 63, causal", "neighborhood",
-        lambda dim, heads, side: NeighborhoodAttention(dim, heads, window=63, axes=1, causal=True), "sequence",
+        "neighbourhood of 63, causal",
+        lambda dim, heads, side: NeighborhoodAttention(dim, heads, window=63, axes=1, causal=True),
         "grid of 1 to 3 axes", "option, by axis", "exact inside a window behind each token",
     ),
     Choice(
-        "CLEAR, radius 8", "clear", lambda dim, heads, side: ClearAttention(dim, heads, grid=(side, side), radius=8),
-        "sequence", "text, then an image", "no", "exact for text, and inside a circle around each image token",
+        "CLEAR, radius 8", _slot("clear", lambda heads, side: {"radius": 8}), "text, then an image", "no",
+        "exact for text, and inside a circle around each image token",
     ),
     Choice(
-        "window 8 x 8", "window", lambda dim, heads, side: WindowAttention(dim, heads, 8), "image", "image", "no",
+        "window 8 x 8", _slot("window", lambda heads, side: {"window_size": 8}), "image", "no",
         "exact inside fixed windows",
     ),
     Choice(
-        "block 8 x 8", "block_attention", lambda dim, heads, side: BlockAttention(dim, (8, 8), dim // heads), "image",
-        "image", "no", "exact inside fixed blocks, with position biases",
+        "block 8 x 8", _slot("block_attention", lambda heads, side: {"window": (8, 8)}), "image", "no",
+        "exact inside fixed blocks, with position biases",
     ),
     Choice(
-        "grid 8 x 8", "grid_attention", lambda dim, heads, side: GridAttention(dim, (8, 8), dim // heads), "image",
-        "image", "no", "exact among 64 tokens spread evenly, with position biases",
+        "grid 8 x 8", _slot("grid_attention", lambda heads, side: {"window": (8, 8)}), "image", "no",
+        "exact among 64 tokens spread evenly, with position biases",
     ),
     Choice(
-        "halo 8 + 3", "halo", lambda dim, heads, side: HaloAttention(dim, heads, block=8, halo=3), "channels first",
-        "image", "no", "exact inside a block and around it, with position biases",
+        "halo 8 + 3", _slot("halo", lambda heads, side: {"block": 8, "halo": 3}), "image", "no",
+        "exact inside a block and around it, with position biases",
     ),
     Choice(
-        "bi-level routing, 4 of the regions", "bi_level_routing",
-        lambda dim, heads, side: BiLevelRoutingAttention(dim, heads, regions=max(side // 8, 2), top_k=4), "image",
-        "image", "no", "exact among regions that are chosen by content",
+        "bi-level routing, 4 of the regions",
+        _slot("bi_level_routing", lambda heads, side: {"regions": max(side // 8, 2), "top_k": 4}), "image", "no",
+        "exact among regions that are chosen by content",
     ),
     Choice(
-        "clusters, half of the heads", "routing_attention",
-        lambda dim, heads, side: RoutingAttention(dim, heads // 2, heads - heads // 2, clusters=side, window=side),
-        "sequence", "any sequence", "option", "exact inside blocks, and among tokens of a k-means cluster",
+        "clusters, half of the heads",
+        _slot("routing_attention", lambda heads, side: {"heads_local": heads // 2, "clusters": side, "window": side}),
+        "any sequence", "option", "exact inside blocks, and among tokens of a k-means cluster",
     ),
     Choice(
-        "Combiner, fixed", "combiner", lambda dim, heads, side: CombinerAttention(dim, heads), "sequence",
-        "any sequence", "option", "near tokens directly, all others by summaries of blocks",
+        "Combiner, fixed", _slot("combiner"), "any sequence", "option",
+        "near tokens directly, all others by summaries of blocks",
     ),
     Choice(
-        "mixture of heads, half of them", "mixture_of_head",
-        lambda dim, heads, side: MoHAttention(dim, heads, shared=heads // 4, active=heads // 2 - heads // 4),
-        "sequence", "any sequence", "no", "each token uses some of the heads, which attend to all tokens",
-        quadratic=True,
+        "mixture of heads, half of them",
+        _slot("mixture_of_head", lambda heads, side: {"shared": heads // 4, "active": heads // 2 - heads // 4}),
+        "any sequence", "no", "each token uses some of the heads, which attend to all tokens", quadratic=True,
     ),
     Choice(
-        "channel groups", "channel_group", lambda dim, heads, side: ChannelGroupAttention(dim, heads), "sequence",
-        "any sequence", "no", "another function: channels attend to channels",
+        "channel groups", _slot("channel_group"), "any sequence", "no",
+        "another function: channels attend to channels",
     ),
     Choice(
-        "lightning", "lightning", lambda dim, heads, side: LightningAttention(dim, heads), "sequence", "any sequence",
-        "always", "another function: linear, with a decay; streams with a state of fixed size",
+        "lightning", _slot("lightning"), "any sequence", "always",
+        "another function: linear, with a decay; streams with a state of fixed size",
     ),
 )  # fmt: skip
 
@@ -149,17 +137,10 @@ def _contender(setting: Setting, choice: Choice, first: bool) -> Contender:
         if choice.quadratic and side**4 > MOST_PAIRS:
             raise UnavailableError(f"{side**2:,} tokens have too many pairs")
         module = choice.make(dim, setting.size("heads"), side).to(setting.device)
-
-        def call(tokens: Tensor) -> Tensor:
-            if choice.tokens == "sequence":
-                return module(tokens)
-            image = tokens.unflatten(1, (side, side))
-            return module(image) if choice.tokens == "image" else module(image.permute(0, 3, 1, 2))
-
         if mode == "forward":
             module.eval()
-            return Workload(torch.inference_mode()(call))
-        return Workload(call, leaves=tuple(module.parameters()))
+            return Workload(torch.inference_mode()(module))
+        return Workload(module, leaves=tuple(module.parameters()))
 
     return Contender(choice.name, build, "contender" if first else "unchecked")
 
