@@ -236,8 +236,9 @@ def test_autocast_computes_in_float32(routing: str, method: str, monkeypatch: py
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compete", ["positions", "window"])
-@pytest.mark.parametrize("routing", sorted(VOTE_ROUTINGS))
+@pytest.mark.parametrize(
+    ("routing", "compete"), [("dynamic", "positions"), *((routing, "window") for routing in sorted(VOTE_ROUTINGS))]
+)
 def test_compiles_and_exports(routing: str, compete: str) -> None:
     torch.manual_seed(0)
     layer = ConvCapsules(2, 3, 3, 2, padding=1, routing=routing, compete=compete, coordinates=True, in_pose=(2, 2))
