@@ -56,6 +56,16 @@ def _number(value: float | None, digits: int = 3) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
+def _measured(figures: dict[str, float], metric: str, intervals: dict[str, list[float]]) -> str:
+    """A metric with its interval, where there is one."""
+    if metric not in figures:
+        return "-"
+    if metric not in intervals:
+        return f"{figures[metric]:.6g}"
+    low, high = intervals[metric]
+    return f"{figures[metric]:.4g} ({low:.4g} to {high:.4g})"
+
+
 def suspicious(model: dict[str, Any]) -> list[str]:
     """Names of the checks that point to masked gradients."""
     return [check["name"] for check in model.get("masking", {}).get("checks", ()) if check["suspicious"]]
@@ -66,8 +76,9 @@ def overview(models: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[st
     if "metrics" in (first := next(iter(models.values()))):
         others = {name: figures for model in models.values() for name, figures in model.get("references", {}).items()}
         shown = {name: model["metrics"] for name, model in models.items()} | others
+        ends = {name: model.get("intervals", {}) for name, model in models.items()}
         return ["network", *first["metrics"]], [
-            [name, *[f"{figures[metric]:.6g}" if metric in figures else "-" for metric in first["metrics"]]]
+            [name, *[_measured(figures, metric, ends.get(name, {})) for metric in first["metrics"]]]
             for name, figures in shown.items()
         ]
     if "objects" in next(iter(models.values())):

@@ -18,7 +18,7 @@ from mereo.tasks.base import Objective, Seen, Settings, Task, csv_bytes, registe
 from mereo.tasks.losses import MARGIN_LOSSES, margin_loss
 from mereo.tasks.pictures import draw_images
 from mereo.tasks.rows import RowMetrics
-from mereo.tasks.several_outputs import check_unmixed, held_field, logits_of
+from mereo.tasks.several_outputs import as_logits, check_unmixed, held_field, logits_of
 
 _NAMED, _LISTED = 3, 8
 """Labels in a title of an image, and names in a line."""
@@ -129,6 +129,7 @@ class Multilabel(Task):
     losses = ("binary_cross_entropy", *MARGIN_LOSSES)
     Options = MultilabelOptions
     outputs_are = "labels"
+    finished_as = "probabilities"
     example_model = "resnet20"
     example_data = "shape_tags"
     example_settings: ClassVar[Mapping[str, Any]] = {"epochs": 12}
@@ -146,6 +147,14 @@ class Multilabel(Task):
 
     def read_as(self, layout: LayoutOptions) -> LayoutOptions:
         return layout._replace(task=self.name, follows=False, names=self.class_names)
+
+    def finish(self, model: nn.Module, scores: Tensor) -> Tensor:
+        return as_logits(model, scores).sigmoid()
+
+    def outputs_in_words(self) -> str:
+        return (
+            "Each output is of a label of its own: the sigmoid of a logit is its probability, a length is one itself."
+        )
 
     def apply(self, model: nn.Module, batch: Batch) -> Tensor:
         return logits_of(model, batch)
