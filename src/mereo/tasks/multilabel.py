@@ -87,7 +87,8 @@ def average_precision(scores: Tensor, true: Tensor) -> Tensor:
 
 
 class MultilabelMetrics(RowMetrics):
-    """Mean average precision, F1 of the predicted labels, and the share of images whose labels are all correct.
+    """Mean average precision, F1 of the predicted labels, the share of images whose labels are all correct, and the
+    average precision of each label, 0 for a label that no image has.
 
     The mean average precision is over the labels that the split has; a label that is neither there nor predicted has
     the F1 0, as in scikit-learn.
@@ -108,13 +109,15 @@ class MultilabelMetrics(RowMetrics):
     def figures(self, true: Tensor, outputs: Tensor) -> dict[str, float]:
         predicted = (outputs.sigmoid() >= self.threshold).double()
         hits, pairs = (true * predicted).sum(0), true.sum(0) + predicted.sum(0)
-        areas = average_precision(outputs, true) if len(true) else outputs.new_zeros(0)
+        areas = average_precision(outputs, true) if len(true) else outputs.new_full((len(self.names),), torch.nan)
+        each = dict(zip(self.names, areas.nan_to_num().tolist(), strict=True))
         areas = areas[~areas.isnan()]
         return {
             "mean_average_precision": areas.mean().item() if len(areas) else 0.0,
             "f1_macro": (2 * hits / pairs.clamp(min=1)).mean().item() if len(hits) else 0.0,
             "f1_micro": (2 * hits.sum() / pairs.sum().clamp(min=1)).item(),
             "exact_match": (predicted == true).all(1).double().mean().item() if len(true) else 0.0,
+            **{f"average_precision {name}": area for name, area in each.items()},
         }
 
 
