@@ -128,6 +128,22 @@ def test_a_table_is_trained_evaluated_and_predicted_in_its_units(
     assert figures["metrics"]["rmse"] == run.test_best.values["rmse"]
 
 
+def test_arrays_with_numbers_or_several_labels_are_trained_and_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mereo.tasks.rows.RESAMPLES", 2)
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 8, 8), np.uint8)
+    brightness = pixels.reshape(40, -1).mean(1)
+    bits = np.stack([brightness > brightness.mean(), pixels[:, 0, 0] > 99], 1).astype(int)
+    for labels, task, names in ((brightness, "regression", ("0",)), (bits, "multilabel", ("0", "1"))):
+        run = mereo.train(data=(pixels, labels), epochs=1, output=str(tmp_path), name=task, **OPTIONS)
+        assert run.task.name == task and run.model.class_names == names
+        (figures,) = mereo.evaluate(run, data=(pixels, labels)).models.values()
+        assert figures["count"] == 40
+        with pytest.raises(UsageError, match="labels are"):
+            mereo.evaluate(run, data=(pixels, np.zeros((40, 3))))
+
+
 def test_an_exported_file_of_pixels_gives_the_numbers_in_their_units() -> None:
     model = mereo.create_model("resnet20", num_classes=2, in_chans=1, img_size=8).eval()
     model.class_names = NAMES
