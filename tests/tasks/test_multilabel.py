@@ -35,6 +35,10 @@ def test_metrics_are_those_of_scikit_learn_over_all_batches() -> None:
             "f1_macro": sklearn.f1_score(true, predicted, average="macro"),
             "f1_micro": sklearn.f1_score(true, predicted, average="micro"),
             "exact_match": sklearn.accuracy_score(true, predicted),
+            **{
+                f"average_precision {name}": sklearn.average_precision_score(true[:, n], scores[:, n])
+                for n, name in enumerate(NAMES)
+            },
         }
     )
     for name, (low, high) in metrics.intervals().items():

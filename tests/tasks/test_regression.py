@@ -11,6 +11,8 @@ from torch import nn
 import mereo
 from mereo.data import Batch, ImageSet
 from mereo.errors import UsageError
+from mereo.export.preprocessing import FromPixels
+from mereo.inference.predict import task_of
 from mereo.models.weights import read_metadata
 from mereo.tasks import Regression
 from mereo.tasks.regression import RegressionMetrics
@@ -124,6 +126,34 @@ def test_a_table_is_trained_evaluated_and_predicted_in_its_units(
     other.write_text("\n".join([f"{lines[0]},other", *(f"{line},0.5" for line in lines[1:])]))
     (figures,) = mereo.evaluate(run, data=str(other)).models.values()
     assert figures["metrics"]["rmse"] == run.test_best.values["rmse"]
+
+
+def test_arrays_with_numbers_or_several_labels_are_trained_and_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mereo.tasks.rows.RESAMPLES", 2)
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 8, 8), np.uint8)
+    brightness = pixels.reshape(40, -1).mean(1)
+    bits = np.stack([brightness > brightness.mean(), pixels[:, 0, 0] > 99], 1).astype(int)
+    for labels, task, names in ((brightness, "regression", ("0",)), (bits, "multilabel", ("0", "1"))):
+        run = mereo.train(data=(pixels, labels), epochs=1, output=str(tmp_path), name=task, **OPTIONS)
+        assert run.task.name == task and run.model.class_names == names
+        (figures,) = mereo.evaluate(run, data=(pixels, labels)).models.values()
+        assert figures["count"] == 40
+        with pytest.raises(UsageError, match="labels are"):
+            mereo.evaluate(run, data=(pixels, np.zeros((40, 3))))
+
+
+def test_an_exported_file_of_pixels_gives_the_numbers_in_their_units() -> None:
+    model = mereo.create_model("resnet20", num_classes=2, in_chans=1, img_size=8).eval()
+    model.class_names = NAMES
+    model.metadata = {"task": "regression", "targets": {"mean": [50.0, -3.0], "std": [7.0, 0.5]}}
+    pixels = torch.randint(0, 256, (1, 8, 8, 3), dtype=torch.uint8)
+    module = FromPixels(model)
+    scores, values = module(pixels)
+    assert module.finished == "values"
+    torch.testing.assert_close(values, scores * torch.tensor([7.0, 0.5]) + torch.tensor([50.0, -3.0]))
+    assert "age = 7 output + 50" in task_of(model).outputs_in_words()
 
 
 def test_a_resumed_training_repeats_an_uninterrupted_one_bit_for_bit(

@@ -1,5 +1,6 @@
 """`mereo.evaluate`: accuracy, calibration and robustness of trained networks."""
 
+import dataclasses
 import inspect
 import json
 import math
@@ -10,9 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import torch
+
 from mereo.api.arrays import NAME, class_numbers, image_set
 from mereo.api.display import html_table, png, read_picture
-from mereo.api.images import labelled
+from mereo.api.images import labelled, stored_images
 from mereo.api.networks import newest_run, trained_network
 from mereo.data import ImageSet
 from mereo.data.split import stratified
@@ -249,6 +253,17 @@ def _in_memory(
 
 def _on_arrays(network: VisionModel, data: Any, name: str) -> ImageSet:
     """A pair of images and labels at the size of a network."""
-    images, labels = labelled(data)
     known = network.class_names or tuple(str(number) for number in range(network.num_classes))
+    if task_of(network).outputs_are != "classes":
+        images, values = stored_images(data[0]), torch.as_tensor(np.asarray(data[1])).reshape(len(data[1]), -1)
+        field = task_of(network).requires[1]
+        if values.shape != (len(images), len(known)):
+            raise UsageError(
+                f"labels are {tuple(values.shape)} for {len(images):,} images; they must be one of each of"
+                f" {', '.join(known[:5])} an image, ({len(images)}, {len(known)})."
+            )
+        kept = values.to(torch.int8 if field == "multi_hot" else torch.float32)
+        served = image_set(images, torch.zeros(len(images), dtype=torch.int64), known, network)
+        return dataclasses.replace(served, fields={field: kept})
+    images, labels = labelled(data)
     return image_set(images, class_numbers(labels, known, name), known, network)

@@ -39,6 +39,8 @@ BATCH = 12
 """Images per batch, and on one picture."""
 LARGEST = 256
 """Largest side at which an image is shown, in pixels, unless the network takes larger ones."""
+OF_TARGET = ("picture", "gradients")
+"""The kinds of output that can explain another class than the predicted one."""
 FILES = {".png": "picture", ".html": "page"}
 """The kind of output by the suffix of a file given as `--out`."""
 OTHER_FILES = (
@@ -167,7 +169,10 @@ def explain(
     trained = trained_network(model, device, images=images)
     network = trained.model
     with as_files(images) as files, reading(*files.paths):
-        written = {} if folder is None else write(trained, files.paths, folder, only, keep=keep, strict=strict)
+        one = classes if isinstance(classes, str | int) else None
+        written = {}
+        if folder is not None:
+            written = write(trained, files.paths, folder, only, target=one, keep=keep, strict=strict)
         in_memory = {path.name: path.stem for path in files.held}
         batches = [
             batch._replace(names=[in_memory.get(name, name) for name in batch.names])
@@ -221,6 +226,7 @@ def write(
     out: Path,
     only: Sequence[str] = (),
     *,
+    target: str | int | None = None,
     keep: int = 3,
     strict: bool = False,
     quiet: bool = True,
@@ -231,6 +237,7 @@ def write(
         trained: the network, and its source, a file that must not be overwritten.
         paths: of the images or points.
         out, only, keep, strict: as for `explain`.
+        target: name or number of the class that is explained, in pictures and gradients; the predicted one if None.
         quiet: print no progress.
     """
     model, source = trained
@@ -238,6 +245,12 @@ def write(
         return _write_pointers(trained, paths, out, only)
     single, reasons = _single_kind(out, only), why_not(trained.model)
     asked = list(only) if single is None else [single]
+    number = None
+    if target is not None:
+        number = int(_numbers(model, target, 1)[0])  # type: ignore[index]
+        if others := sorted({*asked} - {*OF_TARGET}):
+            raise UsageError(f"target is {target!r}, and only is {others[0]!r}, which is of the predicted class.")
+        asked = asked or [*OF_TARGET]
     for kind in asked:
         if kind in reasons:
             raise UsageError(f"only is {kind!r}, which this network does not support: {reasons[kind]}.")
@@ -251,14 +264,16 @@ def write(
             say(f"no {kind}: {reason}", file=sys.stderr)
         if single == "picture":
             first = next(batches)
+            chosen = None if number is None else torch.full((len(first.images),), number)
             picture = draw_explanation(
-                model, first.images, out, titles=first.names, true_labels=first.labels, shown=first.large
-            )
+                model, first.images, out, titles=first.names, true_labels=first.labels, classes=chosen,
+                shown=first.large,
+            )  # fmt: skip
             written = {single: [picture]}
         elif single == "page":
             written = {single: [write_page(model, batches, out, keep=keep)]}
         else:
-            written = write_explanations(model, batches, out, kinds=kinds, keep=keep)
+            written = write_explanations(model, batches, out, kinds=kinds, keep=keep, target=number)
     if single == "picture" and len(paths) > BATCH:
         say(f"showing the first {BATCH} of {len(paths)} images; give a folder as --out for all", file=sys.stderr)
     return written

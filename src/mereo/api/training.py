@@ -173,8 +173,8 @@ def train(
         config: a configuration file, a run folder to repeat, or a configuration; the other arguments override it.
         report: shows the progress.
         data: a data set, a folder of images or another source that the command takes; or a pair (images, labels), or
-            (images, masks) with masks (n, height, width), of arrays or tensors; a fifth of them is set aside for
-            testing.
+            (images, masks) with masks (n, height, width), (images, several labels) with 0 and 1 (n, labels), or
+            (images, numbers), of arrays or tensors; a fifth of them is set aside for testing.
         quiet: print nothing.
         options: of the command, such as model, epochs, batch_size, lr, img_size, recipe, resume. `model` may also
             be a network of timm, torchvision or your own: a copy of it is trained from the weights that it has, and is

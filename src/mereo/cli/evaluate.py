@@ -48,10 +48,14 @@ def _show(part: str, document: dict[str, Any]) -> None:
 
 def _show_accuracy(document: dict[str, Any]) -> None:
     from mereo.measure.conclusions import chance_words, error_words
-    from mereo.measure.report import overview, title, views_words
+    from mereo.measure.report import by_output, overview, title, views_words
 
     models = document["models"]
     print_table(*overview(models), title=title(document))
+    columns, rows = by_output(models)
+    if rows:
+        say()
+        print_table(columns, rows)
     for words in (views_words, chance_words, error_words):
         for name, model in models.items():
             if (line := words(name, model)) is not None:

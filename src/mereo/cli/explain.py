@@ -28,7 +28,9 @@ def run(words: list[str], command: str) -> None:
     if of_images:
         warn_if_out_of_distribution(trained.model, trained.source, paths, chosen=weights is None)
     out = options.out or new_folder("explanation")
-    written = write(trained, paths, out, options.only, keep=options.keep, strict=options.strict, quiet=False)
+    written = write(
+        trained, paths, out, options.only, target=options.target, keep=options.keep, strict=options.strict, quiet=False
+    )
     for kind, files in written.items():
         if len(files) > BATCH:
             say(f"{kind}: {files[0].parent}/ ({len(files)} files)")

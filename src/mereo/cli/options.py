@@ -152,6 +152,7 @@ class ExplainOptions:
       mereo explain runs/mspcaps_tiny-digits photo.png     the same
       mereo explain photos/ --only page sweeps --out explained
       mereo explain photos/ --out explained.html
+      mereo explain runs/resnet20-tags photo.png --target pet      why, or why not, the label pet
       mereo explain points.csv --weights runs/pointer_network_small-convex_hull     its couplings, step by step
     """
 
@@ -166,6 +167,9 @@ class ExplainOptions:
     only: tuple[Literal["picture", "gradients", "attention", "page", "trees", "sweeps"], ...] = ()
     """Which outputs to write: picture (parts hidden, votes, couplings), gradients, attention (of each layer), page and
     trees (parse trees), sweeps (reconstructions over poses). By default all that the network supports."""
+    target: str | None = None
+    """Class, label or column of numbers to explain, by its name, in pictures and gradients; by default the one with the
+    highest score."""
     keep: int = 3
     """Number of votes, strongest first, shown for each capsule of a parse tree."""
     device: str = "auto"

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from mereo.errors import UsageError, check_choice
@@ -155,6 +156,7 @@ def write_explanations(
     *,
     kinds: Sequence[str] | None = None,
     keep: int = 3,
+    target: int | None = None,
 ) -> dict[str, list[Path]]:
     """Write all explanations of images into a folder, a batch at a time, with the memory of one batch.
 
@@ -170,6 +172,7 @@ def write_explanations(
         kinds: what to write: "picture", "gradients", "attention", "page", "trees", "sweeps"; all that the network
             supports when None.
         keep: votes shown for each capsule of a tree.
+        target: the class that pictures and gradients explain; the predicted one when None.
 
     Returns the written files by kind.
     """
@@ -188,13 +191,16 @@ def write_explanations(
             names, images = shown.names, shown.images
             if len(images) > MOST_ROWS:
                 raise UsageError(f"batches has one of {len(images)} images; a picture shows at most {MOST_ROWS}.")
+            classes = None if target is None else torch.full((len(images),), target)
             if "picture" in kinds:
                 path = batch_file(folder, "picture", number)
-                drawn = draw_explanation(model, images, path, titles=names, true_labels=shown.labels, shown=shown.large)
+                drawn = draw_explanation(
+                    model, images, path, titles=names, true_labels=shown.labels, classes=classes, shown=shown.large
+                )
                 written["picture"].append(drawn)
             if "gradients" in kinds:
                 path = batch_file(folder, "gradients", number)
-                written["gradients"].append(draw_gradients(model, images, path, titles=names))
+                written["gradients"].append(draw_gradients(model, images, path, titles=names, classes=classes))
             files = [file_name(done + n, name) for n, name in enumerate(names, start=1)]
             _write_each(observe(model, images), shown, files, folder, keep, add, written)
             done += len(images)

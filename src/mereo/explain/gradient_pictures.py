@@ -13,7 +13,7 @@ from mereo.explain.observation import observe
 from mereo.explain.panels import VOTES, draw_image, draw_scores, draw_title, short
 from mereo.explain.pictures import MOST_ROWS, check_titles
 from mereo.explain.target import chosen_classes
-from mereo.explain.wording import WORDINGS, bars_of, kind_of
+from mereo.explain.wording import UNBOUNDED, WORDINGS, bars_of, kind_of
 from mereo.inference.predict import class_names
 from mereo.models import VisionModel
 from mereo.pictures import save_figure
@@ -69,7 +69,7 @@ def draw_gradients(
         draw_image(row[0], images[i])
         if titles is not None:
             draw_title(row[0], titles[i])
-        draw_scores(row[1], bars[i], int(explained[i]), set(), names, bounded=kind != "outputs")
+        draw_scores(row[1], bars[i], int(explained[i]), set(), names, bounded=kind not in UNBOUNDED)
         row[1].tick_params(labelbottom=i == len(sheet.axes) - 1)
         for axes, gradient in zip(row[2:], (plain[i], integrated[i]), strict=True):
             _draw_signed(axes, gradient.sum(0))

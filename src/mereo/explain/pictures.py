@@ -12,7 +12,7 @@ from mereo.explain.columns import map_columns
 from mereo.explain.explanation import explain
 from mereo.explain.layout import make_sheet
 from mereo.explain.panels import colour_scale, draw_image, draw_map, draw_scores, draw_title, short
-from mereo.explain.wording import WORDINGS, bars_of
+from mereo.explain.wording import UNBOUNDED, WORDINGS, bars_of
 from mereo.inference.labelled import UNKNOWN
 from mereo.inference.predict import class_names
 from mereo.models import VisionModel
@@ -90,7 +90,7 @@ def draw_explanation(
         if titles is not None:
             draw_title(row[0], titles[i])
         explained = int(explanation.explained[i])
-        draw_scores(row[1], bars[i], explained, true[i], names, bounded=explanation.kind != "outputs")
+        draw_scores(row[1], bars[i], explained, true[i], names, bounded=explanation.kind not in UNBOUNDED)
         row[1].tick_params(labelbottom=i == len(sheet.axes) - 1)
         for axes, column, scale in zip(row[2:], columns, scales, strict=False):
             numbers = "+.2f" if column.signed else ".2f"

@@ -73,11 +73,13 @@ WORDINGS: dict[str, Wording] = {
         ("labels", "sigmoid of scores"), "score", "raises its score", "lowers it", "the most probable label"
     ),
     "numbers": Wording(
-        ("numbers", "in spreads from the mean"), "number", "raises it", "lowers it", "the number highest above its mean"
+        ("numbers", "in spreads from the mean"), "value", "raises it", "lowers it", "the number highest above its mean"
     ),
     "outputs": Wording(("outputs", ""), "output", "raises it", "lowers it", "the largest output"),
 }  # fmt: skip
 """Words by the kind of score."""
+UNBOUNDED = ("outputs", "numbers")
+"""Kinds of scores that may be negative, or above 1."""
 
 
 def kind_of(model: VisionModel) -> str:

@@ -119,7 +119,7 @@ _SCORES = {
 def _scores(model: VisionModel) -> str:
     """What the network returns, in a sentence."""
     task = task_of(model)
-    return _SCORES[model.score_kind] if task.scores_classes else f"The outputs belong to the task {task.name}."
+    return _SCORES[model.score_kind] if task.scores_classes else for_markdown(task.outputs_in_words())
 
 
 def _table(rows: list[tuple[str, str]]) -> str:

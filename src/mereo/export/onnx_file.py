@@ -18,7 +18,7 @@ from mereo.export.programs import EXAMPLES, Scorer
 from mereo.files import write_atomically
 from mereo.models import VisionModel
 
-IMAGES, PIXELS, SCORES, PROBABILITIES = "images", "pixels", "scores", "probabilities"
+IMAGES, PIXELS, SCORES = "images", "pixels", "scores"
 _TRACED = (5, 37, 29)
 """Batch, height and width of the pixels that are traced; a size that none of the checked ones has."""
 
@@ -48,7 +48,8 @@ def write_onnx(model: VisionModel, path: Path, notes: Mapping[str, Any]) -> None
 def write_pixels(model: VisionModel, path: Path, notes: Mapping[str, Any]) -> None:
     """The same with its preprocessing: uint8 pixels in RGB (batch, height, width, 3) of any size -> scores.
 
-    Weights with a temperature give the output "probabilities" as well.
+    Weights with a temperature, and with several labels, give the output "probabilities" as well, and a regression gives
+    "values" in their units.
     """
     pixels = torch.randint(0, 256, (*_TRACED, 3), dtype=torch.uint8)
     free = {
@@ -57,7 +58,7 @@ def write_pixels(model: VisionModel, path: Path, notes: Mapping[str, Any]) -> No
         2: torch.export.Dim("width", min=1),
     }
     module = FromPixels(model).eval()
-    outputs = (SCORES,) if module.temperature is None else (SCORES, PROBABILITIES)
+    outputs = (SCORES,) if module.finished is None else (SCORES, module.finished)
     _write(module, pixels, free, PIXELS, path, notes, outputs)
 
 

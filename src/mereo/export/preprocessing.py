@@ -94,20 +94,30 @@ class Preprocessing(nn.Module):
 
 
 class FromPixels(nn.Module):
-    """A network behind its preprocessing, with the probabilities of `mereo predict` if its weights are calibrated.
+    """A network behind its preprocessing, with the probabilities of `mereo predict` if its weights are calibrated,
+    or with what its task makes of the scores.
 
-    Shapes: uint8 (batch, height, width, 3) in RGB -> (batch, classes), scores or a pair of scores and probabilities.
+    Shapes: uint8 (batch, height, width, 3) in RGB -> (batch, classes), scores or a pair of scores and what `finished`
+    names.
     """
 
     def __init__(self, model: VisionModel) -> None:
         super().__init__()
         self.preprocessing, self.model = Preprocessing(model), model
-        fitted = calibration_of(model) if task_of(model).scores_classes else None
+        self.task = task_of(model)
+        fitted = calibration_of(model) if self.task.scores_classes else None
         self.temperature = None if fitted is None else fitted.temperature
+
+    @property
+    def finished(self) -> str | None:
+        """The name of the second output; None for scores alone."""
+        return self.task.finished_as or (None if self.temperature is None else "probabilities")
 
     def forward(self, pixels: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """The scores of images, and their probabilities."""
         scores: Tensor = self.model(self.preprocessing(pixels))
+        if self.task.finished_as is not None:
+            return scores, self.task.finish(self.model, scores)
         if self.temperature is None:
             return scores
         return scores, (scores / self.temperature).softmax(1)

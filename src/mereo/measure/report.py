@@ -56,6 +56,29 @@ def _number(value: float | None, digits: int = 3) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
+def _measured(figures: dict[str, float], metric: str, intervals: dict[str, list[float]]) -> str:
+    """A metric with its interval, where there is one."""
+    if metric not in figures:
+        return "-"
+    if metric not in intervals:
+        return f"{figures[metric]:.6g}"
+    low, high = intervals[metric]
+    return f"{figures[metric]:.4g} ({low:.4g} to {high:.4g})"
+
+
+def by_output(models: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """One row for each label or number of a task, with its metrics; no rows where a task has none for each."""
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for name, model in models.items():
+        for metric in model.get("metrics", {}):
+            of, space, output = metric.partition(" ")
+            if space:
+                shown = _measured(model["metrics"], metric, model.get("intervals", {}))
+                rows.setdefault((name, output), {})[of] = shown
+    metrics = list(dict.fromkeys(metric for row in rows.values() for metric in row))
+    return ["network", "output", *metrics], [[*key, *(row.get(m, "-") for m in metrics)] for key, row in rows.items()]
+
+
 def suspicious(model: dict[str, Any]) -> list[str]:
     """Names of the checks that point to masked gradients."""
     return [check["name"] for check in model.get("masking", {}).get("checks", ()) if check["suspicious"]]
@@ -66,8 +89,10 @@ def overview(models: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[st
     if "metrics" in (first := next(iter(models.values()))):
         others = {name: figures for model in models.values() for name, figures in model.get("references", {}).items()}
         shown = {name: model["metrics"] for name, model in models.items()} | others
-        return ["network", *first["metrics"]], [
-            [name, *[f"{figures[metric]:.6g}" if metric in figures else "-" for metric in first["metrics"]]]
+        ends = {name: model.get("intervals", {}) for name, model in models.items()}
+        whole = [metric for metric in first["metrics"] if " " not in metric]
+        return ["network", *whole], [
+            [name, *[_measured(figures, metric, ends.get(name, {})) for metric in whole]]
             for name, figures in shown.items()
         ]
     if "objects" in next(iter(models.values())):
@@ -133,6 +158,7 @@ def markdown(document: dict[str, Any]) -> str:
     parts = [
         f"# {for_markdown(title(document))}",
         table(*overview(models)),
+        *([table(*by_output(models))] if by_output(models)[1] else []),
     ]
     parts += [VIEWS] if "views" in first else []
     for words in (views_words, chance_words, error_words):

@@ -178,6 +178,7 @@ class Task(ABC):
         unseen_classes: whether test images may be of classes that the training images do not have.
         unit: what the entries of its data are called, in reports.
         outputs_are: what the outputs for an image are called, in reports.
+        finished_as: what `finish` makes of the scores of a network, as exported files name it; None for nothing.
         may_mirror: whether mirrored images mean the same, so that they may be trained on.
         losses: names that `loss` may take in a configuration; empty where the task has one loss only.
         example_model: a network of the catalogue that it can train, the default of `mereo train --task NAME`.
@@ -201,6 +202,7 @@ class Task(ABC):
     losses: ClassVar[tuple[str, ...]] = ()
     unit: ClassVar[str] = "images"
     outputs_are: ClassVar[str] = "classes"
+    finished_as: ClassVar[str | None] = None
     may_mirror: ClassVar[bool] = True
     example_model: ClassVar[str] = "mspcaps_tiny"
     colour_model: ClassVar[str | None] = None
@@ -290,6 +292,14 @@ class Task(ABC):
 
     def fit(self, train: Images) -> None:  # noqa: B027
         """Measure on the training images what predictions depend on; nothing by default."""
+
+    def finish(self, model: nn.Module, scores: Tensor) -> Tensor:
+        """The scores of a network in the form in which they are used outside: probabilities, or numbers in units."""
+        return scores
+
+    def outputs_in_words(self) -> str:
+        """What a network of this task returns, in a sentence of its card."""
+        return f"The outputs are those of the task {self.name}."
 
     @property
     def fitted(self) -> dict[str, Any]:

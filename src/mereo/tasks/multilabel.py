@@ -18,7 +18,7 @@ from mereo.tasks.base import Objective, Seen, Settings, Task, csv_bytes, registe
 from mereo.tasks.losses import MARGIN_LOSSES, margin_loss
 from mereo.tasks.pictures import draw_images
 from mereo.tasks.rows import RowMetrics
-from mereo.tasks.several_outputs import check_unmixed, held_field, logits_of
+from mereo.tasks.several_outputs import as_logits, check_unmixed, held_field, logits_of
 
 _NAMED, _LISTED = 3, 8
 """Labels in a title of an image, and names in a line."""
@@ -87,7 +87,8 @@ def average_precision(scores: Tensor, true: Tensor) -> Tensor:
 
 
 class MultilabelMetrics(RowMetrics):
-    """Mean average precision, F1 of the predicted labels, and the share of images whose labels are all correct.
+    """Mean average precision, F1 of the predicted labels, the share of images whose labels are all correct, and the
+    average precision of each label, 0 for a label that no image has.
 
     The mean average precision is over the labels that the split has; a label that is neither there nor predicted has
     the F1 0, as in scikit-learn.
@@ -108,13 +109,15 @@ class MultilabelMetrics(RowMetrics):
     def figures(self, true: Tensor, outputs: Tensor) -> dict[str, float]:
         predicted = (outputs.sigmoid() >= self.threshold).double()
         hits, pairs = (true * predicted).sum(0), true.sum(0) + predicted.sum(0)
-        areas = average_precision(outputs, true) if len(true) else outputs.new_zeros(0)
+        areas = average_precision(outputs, true) if len(true) else outputs.new_full((len(self.names),), torch.nan)
+        each = dict(zip(self.names, areas.nan_to_num().tolist(), strict=True))
         areas = areas[~areas.isnan()]
         return {
             "mean_average_precision": areas.mean().item() if len(areas) else 0.0,
             "f1_macro": (2 * hits / pairs.clamp(min=1)).mean().item() if len(hits) else 0.0,
             "f1_micro": (2 * hits.sum() / pairs.sum().clamp(min=1)).item(),
             "exact_match": (predicted == true).all(1).double().mean().item() if len(true) else 0.0,
+            **{f"average_precision {name}": area for name, area in each.items()},
         }
 
 
@@ -129,6 +132,7 @@ class Multilabel(Task):
     losses = ("binary_cross_entropy", *MARGIN_LOSSES)
     Options = MultilabelOptions
     outputs_are = "labels"
+    finished_as = "probabilities"
     example_model = "resnet20"
     example_data = "shape_tags"
     example_settings: ClassVar[Mapping[str, Any]] = {"epochs": 12}
@@ -146,6 +150,14 @@ class Multilabel(Task):
 
     def read_as(self, layout: LayoutOptions) -> LayoutOptions:
         return layout._replace(task=self.name, follows=False, names=self.class_names)
+
+    def finish(self, model: nn.Module, scores: Tensor) -> Tensor:
+        return as_logits(model, scores).sigmoid()
+
+    def outputs_in_words(self) -> str:
+        return (
+            "Each output is of a label of its own: the sigmoid of a logit is its probability, a length is one itself."
+        )
 
     def apply(self, model: nn.Module, batch: Batch) -> Tensor:
         return logits_of(model, batch)

@@ -16,7 +16,7 @@ from mereo.files import write_atomically
 from mereo.tasks.base import NOTHING, Objective, Seen, Settings, Task, csv_bytes, register_task
 from mereo.tasks.pictures import draw_images
 from mereo.tasks.rows import RowMetrics
-from mereo.tasks.several_outputs import check_unmixed, held_field, logits_of
+from mereo.tasks.several_outputs import as_logits, check_unmixed, held_field, logits_of
 
 SAVED = "targets"
 """Where the metadata of weights has the mean and spread of the numbers."""
@@ -93,6 +93,7 @@ class Regression(Task):
     chooses = ("r2", "max")
     losses = tuple(_LOSSES)
     outputs_are = "numbers"
+    finished_as = "values"
     may_mirror = False
     example_model = "resnet20"
     example_data = "turned_digits"
@@ -138,9 +139,17 @@ class Regression(Task):
                 raise UsageError(f"{SAVED} of the weights has the {name} {numbers!r}; it must be a number a column.")
             setattr(self, name, torch.tensor(numbers, dtype=torch.float32))
 
-    def apply(self, model: nn.Module, batch: Batch) -> Tensor:
-        outputs = logits_of(model, batch)
+    def finish(self, model: nn.Module, scores: Tensor) -> Tensor:
+        outputs = as_logits(model, scores)
         return outputs * self.std.to(outputs) + self.mean.to(outputs)
+
+    def outputs_in_words(self) -> str:
+        each = zip(self.class_names, self.std.tolist(), self.mean.tolist(), strict=True)
+        units = "; ".join(f"{name} = {std:.7g} output + {mean:.7g}" for name, std, mean in each)
+        return f"The outputs are standardised numbers: {units}."
+
+    def apply(self, model: nn.Module, batch: Batch) -> Tensor:
+        return self.finish(model, model(batch.images).float())
 
     def objective(self, model: nn.Module, settings: Settings) -> RegressionObjective:
         check_unmixed(self.name, settings)

@@ -13,13 +13,14 @@ _EDGE = 1e-4
 """Distance from 0 and 1 at which lengths and activations of capsules are cut, so that their logits are finite."""
 
 
-def logits_of(model: Any, batch: Batch) -> Tensor:
-    """The outputs of a network for a prepared batch, without bounds: lengths v of capsules as log(v / (1 - v)).
-
-    Shapes: -> float32 (batch, outputs).
-    """
-    scores: Tensor = model(batch.images).float()
+def as_logits(model: Any, scores: Tensor) -> Tensor:
+    """The scores of a network without bounds: logits as they are, lengths v of capsules as log(v / (1 - v))."""
     return scores if getattr(model, "score_kind", "logits") == "logits" else torch.logit(scores, eps=_EDGE)
+
+
+def logits_of(model: Any, batch: Batch) -> Tensor:
+    """The scores of a network for a prepared batch, without bounds: float32 (batch, outputs)."""
+    return as_logits(model, model(batch.images).float())
 
 
 def held_field(images: Images, name: str) -> Tensor | None:
