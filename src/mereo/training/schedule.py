@@ -37,7 +37,7 @@ class Clock:
     def __init__(self, minutes: float | None = None, began: float | None = None) -> None:
         self.total = None if minutes is None else 60 * minutes
         self.began, self.setup, self.reserve = monotonic() if began is None else began, 0.0, 0.0
-        self._share, self._start = 0.0, (monotonic(), process_time())
+        self._start = monotonic(), process_time()
 
     @property
     def elapsed(self) -> float:
@@ -46,14 +46,8 @@ class Clock:
 
     @property
     def share(self) -> float | None:
-        """The share of the time for training that has passed, in [0, 1]; None without a given time.
-
-        It never falls, so that neither does the rate rise, where less time is kept than before.
-        """
-        if self.total is None:
-            return None
-        self._share = max(self._share, min(self.elapsed / max(self.total - self.reserve, 1e-9), 1.0))
-        return self._share
+        """The share of the time for training that has passed, in [0, 1]; None without a given time."""
+        return None if self.total is None else min(self.elapsed / max(self.total - self.reserve, 1e-9), 1.0)
 
     @property
     def is_over(self) -> bool:
@@ -94,7 +88,7 @@ class Clock:
 
     def restore(self, elapsed: float, setup: float, reserve: float) -> None:
         """Continue from a saved state; the time since then does not count."""
-        self.began, self.setup, self.reserve, self._share = monotonic() - elapsed, setup, reserve, 0.0
+        self.began, self.setup, self.reserve = monotonic() - elapsed, setup, reserve
 
 
 def learning_rate(config: TrainConfig, step: int, steps_per_epoch: int, share: float | None = None) -> float:

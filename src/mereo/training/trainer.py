@@ -236,8 +236,9 @@ class Trainer:
         for step in range(first, self.steps):
             started = time.monotonic()
             losses, metrics, waited = self.optimise(epoch, step, order)
-            took = min(took, time.monotonic() - started)
             self.threads.took(time.monotonic() - started)
+            if step > first:  # the first step takes longer
+                took = min(took, time.monotonic() - started)
             pending.append(losses[0])
             sums += torch.cat((losses.to(sums), metrics.to(sums)))
             loading += waited
@@ -246,7 +247,7 @@ class Trainer:
                 self.check_finite(epoch, step + 1 - len(pending), pending, order)
                 shown, pending = losses[0].item(), []
             speed = (step + 1 - first) * self.batch_size / max(time.monotonic() - began, 1e-9)
-            if not self.history:  # no evaluation has been timed
+            if not self.history and took < math.inf:  # no evaluation has been timed
                 self._keep_time(EVALUATION * took / self.batch_size)
             self._plan_epochs(epoch + (step + 1) / self.steps)
             self.report.step(epoch + 1, self.epochs, speed, shown)
