@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from mereo.runtime.openmp import spin_less
 from mereo.training import threads
 from mereo.training.threads import Threads, threads_kept, use_fastest
 
@@ -71,15 +70,3 @@ def test_the_fastest_number_is_kept_until_the_end(processor, seconds, fastest):
         use_fastest(CPU, lambda: seconds(processor["threads"]))
         assert processor["threads"] == fastest
     assert processor["threads"] == 4
-
-
-@pytest.mark.parametrize(("given", "kept"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
-def test_what_the_user_says_of_waiting_is_kept(monkeypatch, given, kept):
-    environment = dict(given)
-    monkeypatch.setattr("os.environ", environment)
-    spin_less()
-    assert environment["GOMP_SPINCOUNT"] == kept
-    environment.clear()
-    environment["OMP_WAIT_POLICY"] = "ACTIVE"
-    spin_less()
-    assert environment == {"OMP_WAIT_POLICY": "ACTIVE"}
