@@ -44,7 +44,7 @@ LARGE, SMALLER, MULTIPLE = 64, (0.75, 0.5, 0.3), 32
 """Networks of larger images get smaller ones, multiples of 32, where LEAST_EPOCHS of their own do not fit."""
 STEP, EPOCH = 1.1, 0.15
 """Time of a step by that of a forward and backward pass, and the other seconds of an epoch."""
-READING, TESTING, TESTS, FEWEST_TESTED = 0.2, 0.2, 3, 500
+READING, TESTING, TESTS, FEWEST_TESTED = 0.2, 0.2, 3, 300
 """Shares of a given time for reading the images and for testing; how often test images are evaluated, least number of
 them that is tested in any case."""
 READING_TIMED, READ_AT = 0.02, 64

@@ -157,11 +157,11 @@ class Trainer:
         self.best: dict[str, Any] | None = None
         self.seconds = self.rate = 0.0
         self.clock, self.epochs = clock or Clock(), self.config.epochs
-        self.threads = Threads(self.device, chosen=self.clock.total is not None)
         self.provenance = {
             "data": describe_data(self.splits),
             "environment": describe_environment(self.device, self.processes, self.config.sync_batchnorm),
         }
+        self.threads = Threads(self.device, chosen=self.clock.total is not None)
         self.partial = self._no_sums()
 
     def _prepare_model(self) -> None:
