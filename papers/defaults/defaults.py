@@ -64,14 +64,14 @@ def photographs() -> dict[str, Path]:
     return {Path(path).name: Path(path) for path in os.environ.get(PHOTOS, "").split(os.pathsep) if path}
 
 
-def _given(data: str, settings: Settings) -> dict[str, Any]:
+def given_settings(data: str, settings: Settings) -> dict[str, Any]:
     """The settings that are not chosen."""
     given: dict[str, Any] = {"data": data, "data_root": settings.data_root, "tensorboard": False}
     given |= {"limit": settings.limit or LIMIT, "device": settings.device or "auto"}
     return given if settings.epochs is None else {**given, "epochs": settings.epochs}
 
 
-def _first(given: dict[str, Any], folder: Path) -> TrainConfig:
+def first_choice(given: dict[str, Any], folder: Path) -> TrainConfig:
     """The settings chosen at the beginning; those of an earlier start, if there was one, because times differ."""
     path = folder / "first.yaml"
     if path.exists():
@@ -91,8 +91,8 @@ def _as_long(changes: dict[str, Any], given: dict[str, Any], run: RunFolder) -> 
 
 def _run(data: str, settings: Settings, folder: Path) -> dict[str, Any]:
     """One row: the chosen settings, their accuracy, and the best of the grid."""
-    given = _given(data, settings)
-    config = _first(given, folder)
+    given = given_settings(data, settings)
+    config = first_choice(given, folder)
     rows = {"chosen": {}, **grid(config)}
     planned = {}
     for number, (label, changes) in enumerate((rows | others(config)).items()):
