@@ -13,6 +13,8 @@ EVALUATION, SINGLE = 0.35, 2.5
 """Time of evaluating an image by that of its forward and backward pass; in single precision by that in half."""
 ENDING = 2.0
 """Seconds of an own core for the results and pictures after the last evaluation, at most a twentieth of the time."""
+GUESSED = 0.25
+"""Share of the time that is kept for evaluations at most, before one has been timed."""
 SHORTEST = 0.25
 """Part of an epoch that must fit into the remaining time for another epoch to begin."""
 
@@ -64,10 +66,10 @@ class Clock:
         began, worked = self._start
         return max((monotonic() - began) / max(process_time() - worked, 1e-9), 1.0)
 
-    def keep(self, seconds: float) -> None:
-        """Keep seconds for the evaluations after the last step, and some for results: at most half of the time."""
+    def keep(self, seconds: float, most: float = 0.5) -> None:
+        """Keep seconds for the evaluations after the last step and for results, at most this share of the time."""
         if self.total is not None:
-            self.reserve = min(seconds + self.slowness * min(ENDING, 0.05 * self.total), self.total / 2)
+            self.reserve = min(seconds + self.slowness * min(ENDING, 0.05 * self.total), most * self.total)
 
     def epochs(self, done: float, most: int) -> int:
         """The number of epochs that the training will have, from the time that they took so far.
