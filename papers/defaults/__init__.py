@@ -14,5 +14,13 @@ PAPER = Paper(
             smallest={"variants": ("digits",)},
             constants={"BATCHES": (128,), "RATES": (0.001,), "SIDES": (), "PLAIN": {}},
         ),
+        "backbone": Experiment(
+            "Is a small network trained on photographs a better start for other photographs than none?",
+            "ours",
+            "papers.defaults.backbone",
+            frozenset({"data", "data_root", "epochs", "limit", "device", "seeds"}),
+            data="cifar10",
+            constants={"DRAWN": ("digits",)},
+        ),
     },
 )

@@ -1,9 +1,11 @@
 """The settings chosen by `mereo train`, compared with a grid of batch sizes, rates, sizes and networks.
 
 Every set is trained once with the chosen settings and once with each of the grid, the numbers of epochs such that all
-take as long. The best of the grid is chosen on the test images, which favours the grid.
+take as long. The best of the grid is chosen on the test images, which favours the grid. Folders of photographs that the
+environment variable MEREO_PHOTOS names are trained on too.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,12 @@ from papers.defaults.made_images import KINDS, make_folder
 
 EMBEDDED, MADE, PUBLISHED = ("digits", "solids"), tuple(KINDS), ("mnist", "fashion_mnist")
 SETS = (*EMBEDDED, *MADE, *PUBLISHED)
+PHOTOS = "MEREO_PHOTOS"
+"""Environment variable with folders of photographs, separated as in PATH; without it none are trained on."""
 LIMIT = 2000
 """Training images of the larger sets."""
 BATCHES, RATES, SIDES = (32, 128), (1e-3, 3e-3), (32, 48)
+PLAIN_NETWORK = "resnet20"
 PLAIN = {f"resnet20, rate {rate:g}": {"model": "resnet20", "lr": rate} for rate in (3e-3, 1e-2)}
 """Plain networks to compare with."""
 FORMER = "the former default"
@@ -54,14 +59,19 @@ def others(config: TrainConfig) -> dict[str, dict[str, Any]]:
     return {f"{side} pixels": {"img_size": side} for side in SIDES if side != config.img_size} | PLAIN
 
 
-def _given(data: str, settings: Settings) -> dict[str, Any]:
+def photographs() -> dict[str, Path]:
+    """The folders that MEREO_PHOTOS names, by their names."""
+    return {Path(path).name: Path(path) for path in os.environ.get(PHOTOS, "").split(os.pathsep) if path}
+
+
+def given_settings(data: str, settings: Settings) -> dict[str, Any]:
     """The settings that are not chosen."""
     given: dict[str, Any] = {"data": data, "data_root": settings.data_root, "tensorboard": False}
     given |= {"limit": settings.limit or LIMIT, "device": settings.device or "auto"}
     return given if settings.epochs is None else {**given, "epochs": settings.epochs}
 
 
-def _first(given: dict[str, Any], folder: Path) -> TrainConfig:
+def first_choice(given: dict[str, Any], folder: Path) -> TrainConfig:
     """The settings chosen at the beginning; an earlier start's settings, if there was one, because times differ."""
     path = folder / "first.yaml"
     if path.exists():
@@ -81,8 +91,8 @@ def _as_long(changes: dict[str, Any], given: dict[str, Any], run: RunFolder) -> 
 
 def _run(data: str, settings: Settings, folder: Path) -> dict[str, Any]:
     """One row: the chosen settings, their accuracy, and the best of the grid."""
-    given = _given(data, settings)
-    config = _first(given, folder)
+    given = given_settings(data, settings)
+    config = first_choice(given, folder)
     rows = {"chosen": {}, **grid(config)}
     planned = {}
     for number, (label, changes) in enumerate((rows | others(config)).items()):
@@ -95,6 +105,7 @@ def _run(data: str, settings: Settings, folder: Path) -> dict[str, Any]:
         label: 100 * sum(row["test_best"]["accuracy"] for row in rows) / len(rows) for label, rows in results.items()
     }
     best = max(accuracy, key=accuracy.__getitem__)
+    plain = [value for label, value in accuracy.items() if planned[label, 0].model == PLAIN_NETWORK]
     seconds = sum(row["seconds"] for row in results["chosen"]) / len(results["chosen"])
     chosen = (
         f"{config.model}, {config.img_size} px, batch {config.batch_size}, rate {config.lr:g}, {config.epochs} epochs"
@@ -103,6 +114,7 @@ def _run(data: str, settings: Settings, folder: Path) -> dict[str, Any]:
         "data": Path(data).name, "chosen": chosen, "seconds": round(seconds, 1), "chosen %": accuracy["chosen"],
         "best of grid %": accuracy[best], "best of grid": best,
         "difference %": accuracy["chosen"] - accuracy[best],
+        f"above {PLAIN_NETWORK} %": accuracy["chosen"] - max(plain, default=accuracy["chosen"]),
         f"{FORMER} %": accuracy.get("batch 128, rate 0.001", accuracy["chosen"]),
     }  # fmt: skip
 
@@ -120,11 +132,19 @@ def _draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 def run(settings: Settings) -> dict[str, Any]:
     """Train every set with the chosen settings and with the grid, and draw the accuracies."""
+    folders = photographs()
     for name in settings.variants:
-        check_choice("variants", name, SETS)
+        check_choice("variants", name, (*SETS, *folders))
+    if not folders and not settings.variants:
+        settings.say(f"photographs are left out: {PHOTOS} names no folder")
     rows = []
-    for name in settings.variants or SETS:
-        if name in PUBLISHED:
+    for name in settings.variants or (*SETS, *folders):
+        if name in folders:
+            if not folders[name].is_dir():
+                settings.say(f"{name} is left out: {folders[name]} is no folder")
+                continue
+            row = _run(str(folders[name]), settings, settings.folder / name)
+        elif name in PUBLISHED:
             try:
                 dataset_info(name, settings.data_root)
                 row = _run(name, settings, settings.folder / name)

@@ -101,11 +101,12 @@ def test_reading_is_timed_by_some_images_of_a_path_and_not_of_data_in_memory(
 ) -> None:
     folder = make_folder(*TWO)
     (folder / "train" / "cat" / "broken.png").write_bytes(b"no image")
-    moments = iter(range(0, 100, 3))
+    moments = iter([0, 1, 8, 9, 20, 23, 24, 30, 99, 100])
     monkeypatch.setattr("mereo.data.load.monotonic", lambda: next(moments))
-    images = dataset_info(str(folder)).splits["train"]
-    assert seconds_to_read(dataset_info(str(folder)), (8, 8), 3) == 3 / images
-    assert seconds_to_read(dataset_info("digits"), (8, 8), 1) == 0
+    monkeypatch.setattr("mereo.data.load._TIMED", 3)
+    # Parts of three of the files, one of which cannot be read, in 7, 3 and 69 seconds, the last one past 50.
+    assert seconds_to_read(dataset_info(str(folder)), (8, 8), 3, 50) == 3 / 3
+    assert seconds_to_read(dataset_info("digits"), (8, 8), 1, 50) == 0
 
 
 def test_progress_counts_all_splits(make_folder: Callable[..., Path]) -> None:

@@ -125,7 +125,7 @@ def test_a_part_of_the_images_is_read_and_tested_where_all_would_take_the_time()
     # Twelve seconds, a fifth of the time, for these images and a tenth of them to choose the epoch by.
     assert slow.config.limit == pytest.approx(2700, abs=1) and "53 s" in slow.reasons["limit"]
     assert slow.config.test_limit == int(12 / (4e-3 + TESTS * EVALUATION * 1e-3)) < 3000
-    assert bounded(10.0).config.limit == 50 and bounded(10.0).config.test_limit == 500
+    assert bounded(10.0).config.limit == 50 and bounded(10.0).config.test_limit == 300
     # Less time is left for the training.
     reasons = (bounded(reading, 1e-4).reasons["epochs"] for reading in (1e-5, 8e-4))
     more, fewer = (int(reason.split("about ")[1].split(",")[0]) for reason in reasons)

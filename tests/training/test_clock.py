@@ -129,6 +129,18 @@ def test_without_minutes_there_is_no_clock():
     assert clock.share is None and not clock.is_over and clock.epochs(3, 20) == 20
 
 
+def test_time_for_the_end_is_kept_up_to_a_share_of_it(passing):
+    clock = Clock(1.0)
+    clock.start()
+    passing.now += 30
+    clock.keep(10.0)
+    assert clock.reserve == 12 and clock.share == pytest.approx(30 / 48)
+    clock.keep(100.0)
+    assert clock.reserve == 30 and clock.is_over
+    clock.keep(100.0, 0.25)
+    assert clock.reserve == 15 and not clock.is_over
+
+
 def test_the_rate_with_a_share_of_the_time():
     config = TrainConfig(lr=1.0, min_lr=0.0, warmup_epochs=1.0, warmup_start=0.0, epochs=100)
     assert learning_rate(config, 10, 10, 0.5) == pytest.approx(0.5) and learning_rate(config, 10, 10, 1.0) == 0

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from mereo.runtime.openmp import spin_less
 from mereo.training import threads
 from mereo.training.threads import Threads, threads_kept, use_fastest
 
@@ -13,7 +12,9 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def processor(monkeypatch):
     """A processor of four cores: its present number of threads, and a clock."""
-    state = {"threads": 4, "now": 0.0}
+    state = {"threads": 4, "now": 0.0, "load": 0.0}
+    monkeypatch.setattr("os.getloadavg", lambda: (state["load"], 0.0, 0.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: state["threads"])
     monkeypatch.setattr(torch, "set_num_threads", lambda count: state.update(threads=count))
@@ -30,8 +31,11 @@ def beside_others(count):
 
 
 @pytest.mark.parametrize(("seconds", "fastest"), [(quiet, 4), (beside_others, 1)])
-def test_most_steps_are_as_fast_as_they_can_be(processor, seconds, fastest):
+@pytest.mark.parametrize("load", [0.0, 4.0])
+def test_most_steps_are_as_fast_as_they_can_be(processor, seconds, fastest, load):
+    processor["load"] = load
     choice, steps = Threads(CPU, chosen=True), 0
+    assert processor["threads"] == (1 if load else 4)
     while processor["now"] < 300:
         took, steps = seconds(processor["threads"]), steps + 1
         processor["now"] += took
@@ -71,15 +75,3 @@ def test_the_fastest_number_is_kept_until_the_end(processor, seconds, fastest):
         use_fastest(CPU, lambda: seconds(processor["threads"]))
         assert processor["threads"] == fastest
     assert processor["threads"] == 4
-
-
-@pytest.mark.parametrize(("given", "kept"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
-def test_what_the_user_says_of_waiting_is_kept(monkeypatch, given, kept):
-    environment = dict(given)
-    monkeypatch.setattr("os.environ", environment)
-    spin_less()
-    assert environment["GOMP_SPINCOUNT"] == kept
-    environment.clear()
-    environment["OMP_WAIT_POLICY"] = "ACTIVE"
-    spin_less()
-    assert environment == {"OMP_WAIT_POLICY": "ACTIVE"}

@@ -8,7 +8,6 @@ from mereo.cli.options import TrainOptions
 from mereo.cli.parse import join_task_options, parse
 from mereo.cli.show import print_table
 from mereo.runtime.collection import uncollected
-from mereo.runtime.openmp import spin_less
 from mereo.training.config import FIELDS
 
 
@@ -34,7 +33,6 @@ def run(words: list[str], command: str) -> None:
 
         print_table(("operation", "what it does", "values"), rows())
         return
-    spin_less()
     # With garbage collection, importing all that a training needs takes a quarter longer.
     with uncollected():
         import accelerate  # noqa: F401

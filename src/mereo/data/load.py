@@ -1,5 +1,6 @@
 """Loads the splits for training from the name of a data set or the path of a folder."""
 
+import math
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,8 +24,8 @@ from mereo.data.storage import Storage
 from mereo.data.stream import StreamedSet, as_source
 from mereo.errors import MereoError, UsageError, check_choice, check_fraction, check_positive, check_probability
 
-_TIMED, _TIMED_SECONDS = 32, 0.25
-"""Images that are read at first to measure the time, and seconds after which it is measured."""
+_TIMED = 64
+"""Images that are read together to measure the time."""
 
 
 class Splits(NamedTuple):
@@ -149,26 +150,30 @@ def load_splits(
     )  # fmt: skip
 
 
-def seconds_to_read(info: DatasetInfo, size: tuple[int, int], channels: int) -> float:
+def seconds_to_read(info: DatasetInfo, size: tuple[int, int], channels: int, limit: float) -> float:
     """Measured seconds of reading one of the training images; 0 for data in memory and for streams.
 
     Args:
         info: of the data.
         size: height and width at which the images are stored.
         channels: 1 or 3.
+        limit: approximate seconds that are measured.
     """
     if info.layout is None:
         return 0.0
-    split, count, seconds = info.layout.splits["train"], _TIMED, 0.0
-    # Twice as many each time, because the first ones take longer.
-    while seconds < _TIMED_SECONDS and count < 2 * len(split):
-        sample = split.take(torch.linspace(0, len(split) - 1, min(count, len(split))).round().long())
+    split = info.layout.splits["train"]
+    # Parts of the images, evenly spread; the least time counts, because others are those of other programs too.
+    every, fastest, end = -(-len(split) // _TIMED), math.inf, monotonic() + limit
+    for first in range(every):
+        sample = split.take(torch.arange(first, len(split), every))
         began = monotonic()
         with warnings.catch_warnings(), suppress(MereoError):  # what cannot be read is reported when all is read
             warnings.simplefilter("ignore")
             sample.read(Request(size, channels, Storage()))
-        count, seconds = 2 * count, monotonic() - began
-    return seconds / len(sample)
+        fastest = min(fastest, (monotonic() - began) / len(sample))
+        if monotonic() > end:
+            break
+    return fastest
 
 
 def load_split(

@@ -44,9 +44,11 @@ LARGE, SMALLER, MULTIPLE = 64, (0.75, 0.5, 0.3), 32
 """Networks of larger images get smaller ones, multiples of 32, where LEAST_EPOCHS of their own do not fit."""
 STEP, EPOCH = 1.1, 0.15
 """Time of a step, relative to a forward and backward pass, and the other seconds of an epoch."""
-READING, TESTING, TESTS, FEWEST_TESTED, READ_AT = 0.2, 0.2, 3, 500, 64
+READING, TESTING, TESTS, FEWEST_TESTED = 0.2, 0.2, 3, 300
 """Shares of a given time for reading the images and for testing; how often test images are evaluated, least number of
-them that is tested in any case; side of the images by which reading is timed."""
+them that is tested in any case."""
+READING_TIMED, READ_AT = 0.02, 64
+"""Share of a given time for timing how long reading takes, and side of the images for that."""
 FASTER, TIMED_SECONDS = 0.8, 0.45
 """bfloat16 is chosen if a step takes at most this share of its time; seconds spent on measuring that."""
 FINE_TUNING, WARMUP_STEPS = 1 / 3, 20
@@ -329,7 +331,8 @@ def choose(
     timed = by_clock and config.minutes is not None and processes == 1
     chooser.tested = min(tested_images(info), config.test_limit or tested_images(info))
     if timed and module.input_kind == "images":
-        chooser.reading = seconds_to_read(info, (READ_AT, READ_AT), plan.config.in_chans or info.in_chans)
+        limit = READING_TIMED * 60 * (config.minutes or 0.0)
+        chooser.reading = seconds_to_read(info, (READ_AT, READ_AT), plan.config.in_chans or info.in_chans, limit)
         chooser.read_in_time()
         facts = chooser.facts
     batch_size = batch_for(facts.images, config.accumulate * processes)

@@ -13,6 +13,8 @@ EVALUATION, SINGLE = 0.35, 2.5
 """Time of evaluating an image by that of its forward and backward pass; in single precision by that in half."""
 ENDING = 2.0
 """Seconds of an own core for the results and pictures after the last evaluation, at most a twentieth of the time."""
+GUESSED = 0.25
+"""Share of the time that is kept for evaluations at most, before one has been timed."""
 SHORTEST = 0.25
 """Part of an epoch that must fit into the remaining time for another epoch to begin."""
 
@@ -37,7 +39,7 @@ class Clock:
     def __init__(self, minutes: float | None = None, began: float | None = None) -> None:
         self.total = None if minutes is None else 60 * minutes
         self.began, self.setup, self.reserve = monotonic() if began is None else began, 0.0, 0.0
-        self._share, self._start = 0.0, (monotonic(), process_time())
+        self._start = monotonic(), process_time()
 
     @property
     def elapsed(self) -> float:
@@ -46,14 +48,8 @@ class Clock:
 
     @property
     def share(self) -> float | None:
-        """The share of the time for training that has passed, in [0, 1]; None without a given time.
-
-        It never falls, so that neither does the rate rise, where less time is kept than before.
-        """
-        if self.total is None:
-            return None
-        self._share = max(self._share, min(self.elapsed / max(self.total - self.reserve, 1e-9), 1.0))
-        return self._share
+        """The share of the time for training that has passed, in [0, 1]; None without a given time."""
+        return None if self.total is None else min(self.elapsed / max(self.total - self.reserve, 1e-9), 1.0)
 
     @property
     def is_over(self) -> bool:
@@ -70,10 +66,10 @@ class Clock:
         began, worked = self._start
         return max((monotonic() - began) / max(process_time() - worked, 1e-9), 1.0)
 
-    def keep(self, seconds: float) -> None:
-        """Keep seconds for the evaluations after the last step, and some for results: at most half of the time."""
+    def keep(self, seconds: float, most: float = 0.5) -> None:
+        """Keep seconds for the evaluations after the last step and for results, at most this share of the time."""
         if self.total is not None:
-            self.reserve = min(seconds + self.slowness * min(ENDING, 0.05 * self.total), self.total / 2)
+            self.reserve = min(seconds + self.slowness * min(ENDING, 0.05 * self.total), most * self.total)
 
     def epochs(self, done: float, most: int) -> int:
         """The number of epochs that the training will have, from the time that they took so far.
@@ -94,7 +90,7 @@ class Clock:
 
     def restore(self, elapsed: float, setup: float, reserve: float) -> None:
         """Continue from a saved state; the time since then does not count."""
-        self.began, self.setup, self.reserve, self._share = monotonic() - elapsed, setup, reserve, 0.0
+        self.began, self.setup, self.reserve = monotonic() - elapsed, setup, reserve
 
 
 def learning_rate(config: TrainConfig, step: int, steps_per_epoch: int, share: float | None = None) -> float:

@@ -30,6 +30,11 @@ def threads_kept() -> Iterator[None]:
             torch.set_num_threads(before)
 
 
+def _busy() -> bool:
+    """Whether the programs that run would fill the cores without this one."""
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] >= (os.cpu_count() or 1)
+
+
 class Threads:
     """Takes the number of threads with which steps are fastest: all, a half, a quarter ... or one of them.
 
@@ -42,7 +47,10 @@ class Threads:
         most = torch.get_num_threads()
         free = chosen and device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ
         self.counts = [most >> halved for halved in range(most.bit_length())] if free else [most]
-        self.place, self.home, self.direction = 0, 0, 1
+        # Beside many other programs one thread is the likely answer, and steps with all of them would take long.
+        self.home = len(self.counts) - 1 if len(self.counts) > 1 and _busy() else 0
+        self.place, self.direction = 0, 1 if self.home == 0 else -1
+        self._use(self.home)
         self.seconds: dict[int, float] = {}
         self.steps, self.spent, self.due = 0, 0.0, 0.0
 
@@ -80,8 +88,7 @@ def use_fastest(device: torch.device, measure: Callable[[], float]) -> None:
         device: of the training.
         measure: returns the time.
     """
-    counts = Threads(device, chosen=True).counts
-    least = math.inf
+    counts, least = Threads(device, chosen=True).counts, math.inf
     for place, count in enumerate(counts):
         torch.set_num_threads(count)
         if (seconds := measure()) > least:

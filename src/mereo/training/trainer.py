@@ -56,7 +56,7 @@ from mereo.training.provenance import compare_with_saved, describe_data, describ
 from mereo.training.report import Report, draw_curves, reading_progress, write_history
 from mereo.training.results import RunResult, still_improving
 from mereo.training.run_folder import RunFolder, claimed
-from mereo.training.schedule import EVALUATION, SINGLE, Clock, learning_rate
+from mereo.training.schedule import EVALUATION, GUESSED, SINGLE, Clock, learning_rate
 from mereo.training.setup import Setup, describe_setup, prepare, uneven_classes
 from mereo.training.threads import Threads, threads_kept
 from mereo.training.trackers import TENSORBOARD, Trackers, check_trackers
@@ -157,11 +157,11 @@ class Trainer:
         self.best: dict[str, Any] | None = None
         self.seconds = self.rate = 0.0
         self.clock, self.epochs = clock or Clock(), self.config.epochs
-        self.threads = Threads(self.device, chosen=self.clock.total is not None)
         self.provenance = {
             "data": describe_data(self.splits),
             "environment": describe_environment(self.device, self.processes, self.config.sync_batchnorm),
         }
+        self.threads = Threads(self.device, chosen=self.clock.total is not None)
         self.partial = self._no_sums()
 
     def _prepare_model(self) -> None:
@@ -236,8 +236,9 @@ class Trainer:
         for step in range(first, self.steps):
             started = time.monotonic()
             losses, metrics, waited = self.optimise(epoch, step, order)
-            took = min(took, time.monotonic() - started)
             self.threads.took(time.monotonic() - started)
+            if step > first:  # the first step takes longer
+                took = min(took, time.monotonic() - started)
             pending.append(losses[0])
             sums += torch.cat((losses.to(sums), metrics.to(sums)))
             loading += waited
@@ -246,8 +247,8 @@ class Trainer:
                 self.check_finite(epoch, step + 1 - len(pending), pending, order)
                 shown, pending = losses[0].item(), []
             speed = (step + 1 - first) * self.batch_size / max(time.monotonic() - began, 1e-9)
-            if not self.history:  # no evaluation has been timed
-                self._keep_time(EVALUATION * took / self.batch_size)
+            if not self.history and took < math.inf:  # no evaluation has been timed
+                self._keep_time(EVALUATION * took / self.batch_size, GUESSED)
             self._plan_epochs(epoch + (step + 1) / self.steps)
             self.report.step(epoch + 1, self.epochs, speed, shown)
             if last:
@@ -262,15 +263,15 @@ class Trainer:
         sums[: 1 + len(self.plain_objective.added_names)] /= step + 1
         return self.finish_epoch(epoch, sums, speed, elapsed, loading)
 
-    def _keep_time(self, each: float) -> None:
-        """Keep time for what follows the last step, from the seconds of evaluating an image.
+    def _keep_time(self, each: float, most: float = 0.5) -> None:
+        """Keep time for what follows the last step, from the seconds of evaluating an image, and at most this share.
 
         Held-out images are evaluated for the epoch and for the calibration, test images with the last weights, with the
         best ones and for the calibration.
         """
         held, tested = len(self.splits.validation or ()), len(self.splits.test)
         final = each * (1 if self.config.precision == "fp32" else SINGLE)
-        self.clock.keep(each * held + final * (held + 2 * tested + min(tested, MOST_TEST_IMAGES)))
+        self.clock.keep(each * held + final * (held + 2 * tested + min(tested, MOST_TEST_IMAGES)), most)
 
     def _plan_epochs(self, done: float) -> None:
         """Plan the number of epochs anew, if it follows from a given time."""
