@@ -299,7 +299,7 @@ class Task(ABC):
 
     def outputs_in_words(self) -> str:
         """What a network of this task returns, in a sentence of its card."""
-        return f"The outputs are those of the task {self.name}."
+        return f"The outputs belong to the task {self.name}."
 
     @property
     def fitted(self) -> dict[str, Any]:
