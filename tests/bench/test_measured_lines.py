@@ -1,6 +1,5 @@
 """tools/measured_lines.py writes what a run of the suite `backbones` measured into a page."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +81,7 @@ def test_the_page_has_a_place_for_every_network_that_is_measured() -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_network_has_its_page_and_a_picture_in_its_section(name: str) -> None:
+def test_every_network_has_its_page_in_its_section(name: str) -> None:
     page = (ROOT / "docs" / "backbones.md").read_text()
     section = next(part for part in page.split("\n### ") if f"<!-- measured {name} -->" in part)
     assert "](networks/" in section
-    pictures = re.findall(r"\]\((images/[^)]*\.png)\)", section)
-    assert pictures and all((ROOT / "docs" / picture).is_file() for picture in pictures)

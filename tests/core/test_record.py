@@ -83,7 +83,7 @@ def test_record_inside_intervene_sees_the_change(model: Model) -> None:
 def test_models_without_couplings_say_so() -> None:
     plain, images = nn.Sequential(nn.Linear(2, 2)), torch.ones(1, 2)
     for block in (record(plain, ["0"]), intervene(plain, {"0": torch.zeros_like}), intervene(plain, scores={"0": abs})):
-        with pytest.raises(UsageError, match=r"'0' is no coupling.*of Sequential; it has none"), block:
+        with pytest.raises(UsageError, match=r"'0' is no coupling.*of Sequential; it has no couplings"), block:
             plain(images)
 
 

@@ -18,6 +18,8 @@ FIELDS = {
     "pairs": torch.tensor([0, 0, 1, 1]),
     "points": torch.rand(4, 3, 2),
     "pointers": torch.tensor([[1, 0]] * 4),
+    "multi_hot": torch.tensor([[1, 0, 1]] * 4),
+    "values": torch.rand(4, 2),
 }
 
 
