@@ -303,47 +303,23 @@ layout(
     Reading(("0", "1", "2"), {"train": 3, "validation": 2}, "images/train/ with masks/train/", masks=True),
 )
 BUSI = many("benign=3", "normal=3") | many("benign=3", "normal=3", suffix="_mask.png", content="binary")
-layout(
-    "masks beside images of classes",
-    "Dataset_BUSI_with_GT",
-    BUSI,
-    Refusal(("--task segmentation", "--task classification")),
-)
-layout(
-    "masks beside, segmentation",
-    "Dataset_BUSI_with_GT",
-    BUSI,
-    Reading(("background", "object"), SIX, "a mask beside each image", masks=True),
-    task="segmentation",
-)
-layout(
-    "masks beside, classification",
-    "Dataset_BUSI_with_GT",
-    BUSI,
-    Reading(("benign", "normal"), SIX, "a folder"),
-    task="classification",
-)
-TILES = many("MT_Break=3", "MT_Crack=3", suffix=".jpg") | many("MT_Break=3", "MT_Crack=3", content="binary")
-layout(
-    "masks of the same names beside images of classes",
-    "abin24/Magnetic-tile-defect-datasets.",
-    TILES,
-    Refusal(("--task segmentation", "--task classification")),
-)
-layout(
-    "masks of the same names, segmentation",
-    "abin24/Magnetic-tile-defect-datasets.",
-    TILES,
-    Reading(("background", "object"), SIX, "a mask beside each image", masks=True),
-    task="segmentation",
-)
-layout(
-    "masks of the same names, classification",
-    "abin24/Magnetic-tile-defect-datasets.",
-    TILES,
-    Reading(("MT_Break", "MT_Crack"), SIX, "a folder"),
-    task="classification",
-)
+TILES = many("benign=3", "normal=3", suffix=".jpg") | many("benign=3", "normal=3", content="binary")
+for public, beside in (("Dataset_BUSI_with_GT", BUSI), ("abin24/Magnetic-tile-defect-datasets.", TILES)):
+    layout(public, public, beside, Refusal(("--task segmentation", "--task classification")))
+    layout(
+        f"{public}, segmentation",
+        public,
+        beside,
+        Reading(("background", "object"), SIX, "a mask beside each image", masks=True),
+        task="segmentation",
+    )
+    layout(
+        f"{public}, classification",
+        public,
+        beside,
+        Reading(("benign", "normal"), SIX, "a folder"),
+        task="classification",
+    )
 layout(
     "photographs in two formats",
     "an export beside its originals",

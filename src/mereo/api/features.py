@@ -87,9 +87,9 @@ def embed(
     """The features that the last layer of a network reads, as `mereo embed` does; of an embedding, its outputs.
 
     Args:
-        model: as of `mereo.predict`, or a network of timm with its published weights, such as "timm:resnet18".
-        images: as of `mereo.predict`.
-        out: NAME.npy, with the names of the images in NAME.images.txt, or NAME.csv; nothing is written when None.
+        model: as for `mereo.predict`, or a network of timm with its published weights, such as "timm:resnet18".
+        images: as for `mereo.predict`.
+        out: NAME.npy, with the names of the images in NAME.images.txt, or NAME.csv; nothing is written if None.
         batch_size: images per forward pass.
         device: to run on; with "auto" a network in memory stays where it is.
         strict: whether an unreadable file is an error.
@@ -138,11 +138,11 @@ def search(
     A query that is a file of the gallery is not found itself.
 
     Args:
-        model: as of `embed`.
-        gallery, queries: images, as of `mereo.predict`.
+        model: as for `embed`.
+        gallery, queries: images, as for `mereo.predict`.
         top: images of each query.
-        out: folder for nearest.csv and, of the first queries, nearest.png; nothing is written when None.
-        batch_size, device, strict, quiet: as of `embed`.
+        out: folder for nearest.csv and, of the first queries, nearest.png; nothing is written if None.
+        batch_size, device, strict, quiet: as for `embed`.
 
     mereo.search("timm:resnet18", "photos/", "cat.jpg").found[0].images
     """

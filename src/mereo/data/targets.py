@@ -299,8 +299,8 @@ def _label_table(
     kept: Sequence[Any], train: Sequence[Any], where: Path, targets: Targets, options: LayoutOptions, evaluation: bool
 ) -> _Made:
     spelled = joined((label for row in kept for label in row.target), where)
-    sets = Counter(tuple(sorted({spelled[label] for label in row.target})) for row in train)
-    counts = Counter(label for labels, count in sets.items() for label in labels for _ in range(count))
+    held = [tuple(sorted({spelled[label] for label in row.target})) for row in train]
+    sets, counts = {*held}, Counter(label for labels in held for label in labels)
     known = options.names or (targets.columns if targets.separator is None else ())
     names = tuple(known or sorted(counts))
     foreign = Counter(spelled[label] for row in kept for label in row.target if spelled[label] not in {*names})

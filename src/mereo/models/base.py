@@ -51,7 +51,7 @@ class VisionModel(Network):
     A subclass sets `image_shape`, `num_features` and `feature_info`, defines `make_classifier`, and `stage` unless its
     stages are modules in `stages`, and ends its constructor with `reset_classifier(num_classes)`. The other methods
     have defaults. A network that is not a sequence of stages leaves `feature_info` empty and defines `forward_features`
-    instead. A network of another `output_kind` overrides `classify`; where its output has no classes it sets
+    instead. A network of another `output_kind` overrides `classify`; if its output has no classes it sets
     `outputs_argument` to None, and its constructor ends with `self.head = self.make_classifier()`.
 
     Attributes:

@@ -1,9 +1,9 @@
 """Sparsifiner: a cheap predictor of low rank decides, image by image, which keys each query attends to.
 
 Source: Wei, Duke, Jiang, Aarabi, Taylor, Shkurti 2023, arXiv:2303.13755.
-Cost: that of dense attention and of the predictor, since kept pairs are a mask here: on CPUs, passes over only the
-    kept pairs were slower. `attention_cost` counts the multiply-adds where only kept pairs are computed; for DeiT-S
-    52 % of those of dense attention with a quarter of the keys, and 117 % with nine tenths.
+Cost: dense attention and the predictor, because the kept pairs are a mask here: on CPUs, passes over the kept pairs
+    alone were slower. `attention_cost` counts the multiply-adds of an implementation that computes kept pairs only: for
+    DeiT-S, 52 % of dense attention's with a quarter of the keys, and 117 % with nine tenths.
 """
 
 import math
