@@ -10,7 +10,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from mereo.core.kernels.transforms import steps_aside
+from mereo.core.kernels.transforms import fallback_reason
 from mereo.core.squash import accumulation_type
 from mereo.errors import check_positive
 
@@ -38,7 +38,7 @@ def product_of_reflections(vectors: Tensor) -> Tensor:
     wide = vectors.to(accumulation_type(vectors))
     dim = wide.shape[-1]
     identity = torch.eye(dim, dtype=wide.dtype, device=wide.device)
-    if steps_aside() is not None:
+    if fallback_reason() is not None:
         matrix = identity.expand(*wide.shape[:-2], dim, dim)
         for vector in wide.unbind(-2):
             matrix = reflect(matrix, vector.unsqueeze(-2))

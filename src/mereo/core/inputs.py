@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core.kernels.transforms import transformed
+from mereo.core.meta_device import on_meta_device
 from mereo.core.observe import Observable
-from mereo.core.unfilled import unfilled
 from mereo.errors import MereoError, UsageError, first_line, type_of
 
 _PASSED_ON = (UsageError, MereoError, torch.OutOfMemoryError, torch.AcceleratorError)
@@ -85,7 +85,7 @@ def check_inputs(module_class: type[nn.Module], example: Callable[[], tuple[nn.M
 
     @cache
     def expected() -> Expected:
-        with torch.random.fork_rng(devices=[]), unfilled():
+        with torch.random.fork_rng(devices=[]), on_meta_device():
             return tuple((x.dim(), x.is_floating_point()) for x in example()[1])
 
     @wraps(forward)

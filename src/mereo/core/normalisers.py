@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mereo.core.kernels.transforms import steps_aside
+from mereo.core.kernels.transforms import fallback_reason
 from mereo.errors import UsageError
 
 Normaliser = Callable[[Tensor, int], Tensor]
@@ -29,7 +29,7 @@ def _short(scores: Tensor, dim: int) -> bool:
     """Whether `dim` is the last axis, is shorter than a CPU's vectors, and there are many rows."""
     if scores.device.type != "cpu" or dim not in (-1, scores.dim() - 1) or not 1 < scores.shape[-1] <= 16:
         return False
-    return not torch.compiler.is_compiling() and steps_aside() is None and scores.numel() >= 2**15
+    return not torch.compiler.is_compiling() and fallback_reason() is None and scores.numel() >= 2**15
 
 
 def leaky_softmax(scores: Tensor, dim: int) -> Tensor:

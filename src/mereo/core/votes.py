@@ -29,7 +29,7 @@ from torch import Tensor
 
 from mereo.core.kernels import votes as kernels
 from mereo.core.kernels.methods import cannot_run_here
-from mereo.core.kernels.transforms import steps_aside
+from mereo.core.kernels.transforms import fallback_reason
 from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_choice
 
@@ -122,7 +122,7 @@ class DenseVotes(_StoredVotes):
         check_choice("method", method, METHODS)
         if tile is not None and tile < 1:
             raise UsageError(f"tile is {tile}; it must be at least 1, or None to choose it from the sizes.")
-        if method == "streamed" and (reason := steps_aside()) is not None:
+        if method == "streamed" and (reason := fallback_reason()) is not None:
             raise cannot_run_here("streamed", reason, "stored")
         self.senders, self.weight, self.method, self.tile = senders, weight, method, tile
 
@@ -140,7 +140,7 @@ class DenseVotes(_StoredVotes):
         """Whether the verbs run without the tensor of votes."""
         if self.method != "auto":
             return self.method == "streamed"
-        return self._stored is None and steps_aside() is None and self.senders.dtype == self.weight.dtype
+        return self._stored is None and fallback_reason() is None and self.senders.dtype == self.weight.dtype
 
     def combine(self, couplings: Tensor) -> Tensor:
         couplings = self._checked(couplings, "couplings", "senders", self.senders.shape[1])

@@ -15,7 +15,7 @@ from mereo.core.coupling import Coupling
 from mereo.core.kernels import votes as kernels
 from mereo.core.kernels.gaussian_passes import fitted
 from mereo.core.kernels.gaussians import Floor, fit_gaussians, log_density
-from mereo.core.kernels.transforms import steps_aside
+from mereo.core.kernels.transforms import fallback_reason
 from mereo.core.squash import bounded
 from mereo.core.topology import Windows
 from mereo.core.votes import METHODS, MatrixVotes
@@ -73,7 +73,7 @@ class WindowVotes(MatrixVotes):
     def streams(self) -> bool:
         """Whether the verbs run without the tensor of votes."""
         if self.method == "auto":
-            return self._stored is None and steps_aside() is None
+            return self._stored is None and fallback_reason() is None
         return self.method == "streamed"
 
     def couple(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from mereo.core.unfilled import unfilled
+from mereo.core.meta_device import on_meta_device
 from mereo.errors import MereoError, UsageError
 from mereo.models import VisionModel
 from mereo.models.registry import outline
@@ -66,7 +66,7 @@ def step_bytes(
         example: a batch for the network.
     """
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    with unfilled(), _Streamed():
+    with on_meta_device(), _Streamed():
         return 2 * weights + stored_bytes(objective(model).train(), example(model))
 
 
@@ -80,7 +80,7 @@ def map_bytes(model: VisionModel) -> int:
 
     hooks = [module.register_forward_hook(measure) for module in model.modules()]
     try:
-        with unfilled(), _Streamed(), torch.no_grad():
+        with on_meta_device(), _Streamed(), torch.no_grad():
             model.eval()(torch.empty(1, *model.image_shape))
     finally:
         for hook in hooks:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from mereo.core.kernels.transforms import steps_aside
+from mereo.core.kernels.transforms import fallback_reason
 
 _WHOLE, _PART = 2**22, 2**20
 """Most hidden numbers for which tokens are processed together, and numbers of a part otherwise (4 MiB in float32)."""
@@ -50,7 +50,7 @@ class FeedForward(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         # The order of these conditions keeps the number of tokens free where a program is compiled or exported.
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or steps_aside() is not None or self.training:
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or fallback_reason() is not None or self.training:
             return self._together(tokens)
         hidden = tokens.numel() // max(tokens.shape[-1], 1) * self.first.out_features
         whole = _WHOLE // 4 if self.first.out_features <= NARROW else _WHOLE

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mereo.core.kernels.transforms import steps_aside
+from mereo.core.kernels.transforms import fallback_reason
 from mereo.core.modes import must_be_called
 from mereo.core.shapes import same_padding
 from mereo.core.squash import bounded
@@ -120,7 +120,7 @@ class InvertedBottleneck(nn.Module):
     def _in_place(self, x: Tensor) -> bool:
         """Whether the activation may overwrite its input, and has a public form that does."""
         hooked = self.activation._forward_hooks or self.activation._forward_pre_hooks
-        plain = torch.is_grad_enabled() or torch.compiler.is_compiling() or steps_aside() is not None
+        plain = torch.is_grad_enabled() or torch.compiler.is_compiling() or fallback_reason() is not None
         return type(self.activation) is nn.SiLU and x.device.type == "cpu" and not (hooked or plain)
 
     def _widened(self, cells: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ class InvertedBottleneck(nn.Module):
         if self.project is not None:
             shortcut = self.project(shortcut.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         out: Tensor = shortcut + self.drop_path(self._branch(x))
-        if self.training and out.requires_grad and not torch.compiler.is_compiling() and steps_aside() is None:
+        if self.training and out.requires_grad and not torch.compiler.is_compiling() and fallback_reason() is None:
             # Of blank images batch norms have no variance, and a derivative of eps^-1/2 each: many overflow float32.
             out.register_hook(bounded)
         return out

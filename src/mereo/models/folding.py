@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from mereo.core.kernels.transforms import steps_aside
+from mereo.core.kernels.transforms import fallback_reason
 from mereo.core.modes import hooked, must_be_called
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -39,7 +39,7 @@ class PointwiseConvolution(nn.Conv2d):
     """
 
     def forward(self, maps: Tensor) -> Tensor:
-        apart = maps.dim() != 4 or maps.device.type != "cpu" or torch.compiler.is_compiling() or steps_aside()
+        apart = maps.dim() != 4 or maps.device.type != "cpu" or torch.compiler.is_compiling() or fallback_reason()
         if apart or not maps.is_contiguous(memory_format=torch.channels_last):
             return super().forward(maps)
         cells = maps.permute(0, 2, 3, 1)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from mereo.core import Source
-from mereo.core.unfilled import unfilled
+from mereo.core.meta_device import on_meta_device
 from mereo.errors import UsageError, check_choice, unknown
 from mereo.models.base import VisionModel
 from mereo.models.entry import ModelEntry, PerChannel, full_names
@@ -160,7 +160,7 @@ def lay_out(model: nn.Module, memory_format: torch.memory_format = torch.channel
 def outline(name: str, **arguments: Any) -> VisionModel:
     """The network that `build` would make, on the meta device: shapes without values, which take no memory."""
     try:
-        with unfilled():
+        with on_meta_device():
             return build(name, **arguments)
     except (RuntimeError, OverflowError, TypeError) as error:
         # On this device nothing but a size can fail; one beyond 64 bits is a TypeError.

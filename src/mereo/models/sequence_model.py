@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mereo.core.inputs import check_streamed
-from mereo.core.kernels.transforms import steps_aside
+from mereo.core.kernels.transforms import fallback_reason
 from mereo.core.modes import modes_kept
 from mereo.errors import UsageError, check_count, check_not_negative, check_positive
 from mereo.models.layers import layer_depths
@@ -233,7 +233,7 @@ class SequenceModel(Network):
             raise UsageError(f"tokens are {tuple(tokens.shape)}; this model takes (batch, tokens).")
         if tokens.dtype not in (torch.int64, torch.int32):
             raise UsageError(f"tokens are {tokens.dtype}; this model takes whole numbers, such as tokens.long().")
-        if torch.compiler.is_compiling() or steps_aside() is not None or tokens.device.type == "meta":
+        if torch.compiler.is_compiling() or fallback_reason() is not None or tokens.device.type == "meta":
             return
         if tokens.device != self.embedding.weight.device:
             raise UsageError(f"tokens are on {tokens.device}, the weights on {self.embedding.weight.device}; move one.")

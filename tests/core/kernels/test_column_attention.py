@@ -56,7 +56,7 @@ def test_huge_inputs_give_finite_outputs() -> None:
     assert module.column_attention(q, k, v, kept, torch.full((1, 9), 9), weight, 1.0).isfinite().all()
 
 
-def test_when_it_steps_aside() -> None:
+def test_when_it_fallback_reason() -> None:
     x = torch.randn(1, 1, 2, 2)
     assert module.cannot_run(x) is None
     assert "float32" in str(module.cannot_run(x.double()))

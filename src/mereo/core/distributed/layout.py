@@ -20,7 +20,7 @@ def _chunk_sizes(length: int, chunks: int) -> list[int]:
 
 
 def shard_positions(length: int, ranks: int, rank: int, layout: str = "contiguous") -> Tensor:
-    """Positions in the whole sequence of the tokens that a process holds, rising: int64 (tokens of the process,).
+    """Positions in the whole sequence of the tokens that a process holds, ascending: int64 (tokens of the process,).
 
     contiguous: block r of P.   zigzag: blocks r and 2 P - 1 - r of 2 P.   striped: r, r + P, r + 2 P, ...
 

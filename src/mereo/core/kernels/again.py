@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.core.kernels.transforms import steps_aside
+from mereo.core.kernels.transforms import fallback_reason
 
 Tensors = Sequence[Tensor | None]
 
@@ -59,7 +59,7 @@ def twice_differentiable(out: Tensor, run: Callable[..., Tensor], *tensors: Tens
     """
     if not (torch.is_grad_enabled() and out.requires_grad):
         return out
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or steps_aside() is not None:  # type: ignore[attr-defined]
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or fallback_reason() is not None:  # type: ignore[attr-defined]
         return out
     again: Tensor = _Again.apply(out, run, *tensors)
     return again

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mereo.core.kernels import library
 from mereo.core.kernels.library import at, entry
-from mereo.core.kernels.transforms import steps_aside
+from mereo.core.kernels.transforms import fallback_reason
 
 _run = entry("mereo_column_attention", *[c_void_p] * 7, *[c_int64] * 9, c_float)
 
@@ -26,7 +26,7 @@ def cannot_run(*tensors: Tensor) -> str | None:
         return "it has no gradient"
     if torch.compiler.is_compiling():
         return "the model is being compiled"
-    return steps_aside()
+    return fallback_reason()
 
 
 def column_attention(

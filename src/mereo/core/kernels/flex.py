@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.core.kernels.transforms import steps_aside
+from mereo.core.kernels.transforms import fallback_reason
 
 
 @lru_cache(maxsize=1)
@@ -32,4 +32,4 @@ def flex_cannot(*tensors: Tensor) -> str | None:
         return "FlexAttention has no gradients on a CPU"
     if torch.compiler.is_compiling():
         return "the model is being compiled"
-    return steps_aside() if tensors[0].numel() else "the batch is empty"
+    return fallback_reason() if tensors[0].numel() else "the batch is empty"

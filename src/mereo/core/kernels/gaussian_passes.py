@@ -24,7 +24,7 @@ from mereo.core.kernels.direct import direct, direct_operator
 from mereo.core.kernels.gaussians import EMPTY, LEAST_FIT, Floor, fit_gaussians, log_density
 from mereo.core.kernels.library import at, entry
 from mereo.core.kernels.methods import execute
-from mereo.core.kernels.transforms import steps_aside
+from mereo.core.kernels.transforms import fallback_reason
 from mereo.core.modes import unconverted
 
 TILE_BYTES = 1 << 24
@@ -84,7 +84,7 @@ def _without_votes(method: str) -> Callable[[Fit], Result]:
 def _streamed_cannot(call: Fit) -> str | None:
     if 0 in (*call.poses.shape, *call.weight.shape):
         return f"poses are {tuple(call.poses.shape)} and weight is {tuple(call.weight.shape)}"
-    return steps_aside()
+    return fallback_reason()
 
 
 def _compiled_cannot(call: Fit) -> str | None:
@@ -246,7 +246,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _gradients(ctx: Any, d_mean: Tensor, d_variance: Tensor, d_fit: Tensor) -> tuple[Any, ...]:
-    if steps_aside() is None and not torch.is_grad_enabled():
+    if fallback_reason() is None and not torch.is_grad_enabled():
         given = (*ctx.saved_tensors, d_mean, d_variance, d_fit if ctx.with_fit else None)
         with unconverted(d_mean):  # a backward pass inside of autocast
             return *_pass_gradients(*given, ctx.least, ctx.clamps, ctx.method), None, None, None, None

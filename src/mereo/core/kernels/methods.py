@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mereo.core.kernels import library
-from mereo.core.kernels.transforms import steps_aside
+from mereo.core.kernels.transforms import fallback_reason
 from mereo.errors import UsageError, check_choice
 
 Call = TypeVar("Call")
@@ -62,4 +62,4 @@ def compiled_cannot(*tensors: Tensor) -> str | None:
     for x in tensors:
         if x.device.type != "cpu" or x.dtype not in FLOATS:
             return f"it computes in float32 on a CPU, and a tensor is {x.dtype} on {x.device}"
-    return steps_aside()
+    return fallback_reason()

@@ -9,7 +9,7 @@ from mereo.core.kernels import library, triton_passes
 from mereo.core.kernels.direct import direct
 from mereo.core.kernels.methods import FLOATS, execute
 from mereo.core.kernels.plain import Routing, plain
-from mereo.core.kernels.transforms import steps_aside
+from mereo.core.kernels.transforms import fallback_reason
 from mereo.core.kernels.vote_free import route_without_votes
 from mereo.errors import check_choice
 
@@ -27,7 +27,7 @@ def _needs_couplings(call: Routing) -> str | None:
     coupling = call.coupling
     if coupling.watched:
         return "the couplings are observed"
-    if (reason := steps_aside()) is not None:
+    if (reason := fallback_reason()) is not None:
         return reason
     if call.detach_routing:
         return "detach_routing is True"

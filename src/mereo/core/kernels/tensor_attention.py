@@ -17,7 +17,7 @@ from torch import Tensor
 from mereo.core.coupling import Coupling
 from mereo.core.kernels.again import gradients_again
 from mereo.core.kernels.methods import execute
-from mereo.core.kernels.transforms import steps_aside
+from mereo.core.kernels.transforms import fallback_reason
 from mereo.core.squash import accumulation_type
 
 BLOCK = 16
@@ -219,7 +219,7 @@ def _plain_cannot(given: Triples) -> str | None:
 def _streamed_cannot(given: Triples) -> str | None:
     if torch.compiler.is_compiling():
         return "it has a backward pass of its own, which is not compiled"
-    return steps_aside() or _plain_cannot(given)
+    return fallback_reason() or _plain_cannot(given)
 
 
 def _polynomial_cannot(given: Triples) -> str | None:

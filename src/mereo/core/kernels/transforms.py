@@ -39,7 +39,7 @@ def traced_for_onnx() -> bool:
     return traces and torch.onnx.is_in_onnx_export()
 
 
-def steps_aside() -> str | None:
+def fallback_reason() -> str | None:
     """Why an operator of ours cannot stand for its plain operations in this call; None if it can."""
     if torch.compiler.is_exporting() or traced_for_onnx():
         return "the model is being exported"

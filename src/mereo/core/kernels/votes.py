@@ -24,7 +24,7 @@ from torch import Tensor
 from mereo.core.kernels.direct import direct, direct_operator
 from mereo.core.kernels.library import Entry, at, entry
 from mereo.core.kernels.streamed import default_tile
-from mereo.core.kernels.transforms import steps_aside
+from mereo.core.kernels.transforms import fallback_reason
 from mereo.core.squash import accumulation_type
 
 NAMES = "cuWv"
@@ -109,7 +109,7 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         others = given | {ctx.wanted: grad, name: None}
         if not needed[name]:
             gradients.append(None)
-        elif steps_aside() is None:
+        elif fallback_reason() is None:
             gradients.append(_derivative(name, *others.values(), ctx.shared, ctx.tile))
         else:
             gradients.append(_plain_derivative(name, others, ctx.shared))
@@ -123,7 +123,7 @@ def _derived(
     wanted: str, c: Tensor | None, u: Tensor, W: Tensor, v: Tensor | None, shared: bool, tile: int | None
 ) -> Tensor:
     """By the operator, or by einsum where the operator must step aside."""
-    if steps_aside() is None:
+    if fallback_reason() is None:
         return direct(_derivative, wanted, c, u, W, v, shared, default_tile(u, W.shape[0]) if tile is None else tile)
     return _plain_derivative(wanted, dict(zip(NAMES, (c, u, W, v), strict=True)), shared)
 

@@ -55,7 +55,7 @@ class Topology(ABC):
     def table(
         self, receivers: int | None = None, senders: int | None = None, device: torch.device | None = None
     ) -> Tensor:
-        """The senders of each receiver, rising: int64 (receivers, most senders of one), -1 behind the last."""
+        """The senders of each receiver, ascending: int64 (receivers, most senders of one), -1 behind the last."""
         allowed = self.allowed(receivers, senders, device)
         count = allowed.shape[-1]
         numbers = torch.where(allowed, torch.arange(count, device=device), count).sort(-1).values

@@ -123,7 +123,7 @@ _LARGEST = 2**26
 
 
 def _varied(shape: Sequence[int]) -> Tensor:
-    """Numbers between -1 and 1 without a pattern, even if `unfilled` skips random initialisation."""
+    """Numbers between -1 and 1 without a pattern, even if `on_meta_device` skips random initialisation."""
     return (12.9898 * torch.arange(math.prod(shape), device="cpu", dtype=torch.float64) ** 1.5).sin().view(*shape)
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import mechanism
-from mereo.core.kernels.transforms import steps_aside
+from mereo.core.kernels.transforms import fallback_reason
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_positive
 
@@ -137,7 +137,7 @@ class SpectralGating(nn.Module):
         kind = tokens.device.type
         with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
             # Other programs that read an exported model do not support complex numbers.
-            if size[0] * size[1] <= MATRICES_UP_TO or steps_aside():
+            if size[0] * size[1] <= MATRICES_UP_TO or fallback_reason():
                 out = _by_matrices(maps, gains, self.tables(size, maps))
             else:
                 out = _by_transforms(maps, gains)

@@ -16,7 +16,7 @@ from mereo.core import Coupling, DenseVotes, Grid, bounded, depends, mechanism, 
 from mereo.core.coupling import Over
 from mereo.core.kernels.cross_agreement import best_agreement
 from mereo.core.kernels.methods import execute
-from mereo.core.kernels.transforms import steps_aside
+from mereo.core.kernels.transforms import fallback_reason
 from mereo.errors import UsageError, check_positive
 
 LARGE_VOTES = 1 << 24
@@ -191,7 +191,7 @@ def _streamed(call: _Call) -> Tensor:
 
 
 METHODS: dict[str, tuple[Callable[[_Call], Tensor], Callable[[_Call], str | None]]] = {
-    "streamed": (_streamed, lambda call: steps_aside()),
+    "streamed": (_streamed, lambda call: fallback_reason()),
     "plain": (_plain, lambda call: None),
 }
 """Name -> (function, why it cannot run: None if it can), the preferred first. Both couple through the Coupling."""

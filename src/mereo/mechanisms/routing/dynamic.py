@@ -21,7 +21,7 @@ from mereo.core import (
 )
 from mereo.core.kernels.plain import Routing, plain_with_couplings
 from mereo.core.kernels.routing import route
-from mereo.core.kernels.transforms import steps_aside
+from mereo.core.kernels.transforms import fallback_reason
 from mereo.core.window_votes import WindowVotes
 from mereo.errors import UsageError, check_choice, check_positive, check_steps
 from mereo.mechanisms.routing.vote_routing import VoteRouting, vote_routing
@@ -198,7 +198,7 @@ class DynamicVoteRouting(VoteRouting):
     def _can_fuse(self, votes: WindowVotes) -> bool:
         """Whether every window is a routing of vectors of its own, for which there are passes without votes."""
         vectors = votes.poses.shape[2] == 1 and votes.method == "auto"
-        return vectors and votes.across is None and not self.coupling.watched and steps_aside() is None
+        return vectors and votes.across is None and not self.coupling.watched and fallback_reason() is None
 
     def _fused(self, votes: WindowVotes) -> Tensor:
         dense = DenseVotes(votes.poses.squeeze(2), votes.weight)

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from mereo.core.meta_device import on_meta_device
 from mereo.core.shapes import image_size
-from mereo.core.unfilled import unfilled
 from mereo.models.entry import ModelEntry
 from mereo.models.layout import register_layout
 from mereo.models.plain.libraries import LIBRARIES
@@ -37,7 +37,7 @@ def plain_entry(library: str, network: str) -> PlainEntry:
     theirs = LIBRARIES[library]
     theirs.check(network)
     facts = theirs.facts(network)
-    with unfilled():
+    with on_meta_device():
         outline = theirs.make(network, 1000, 3, facts.size, {})
     first = next((name for name, module in outline.named_modules() if isinstance(module, nn.Conv2d)), "")
     parts = ("head",) if theirs.splits else _classifier(outline)

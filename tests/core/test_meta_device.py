@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mereo.core.kernels.direct import direct
-from mereo.core.unfilled import unfilled
+from mereo.core.meta_device import on_meta_device
 
 
 def test_shapes_are_those_of_a_module_with_values() -> None:
@@ -18,7 +18,7 @@ def test_shapes_are_those_of_a_module_with_values() -> None:
         made = {name: p.shape for name, p in layer.named_parameters()}
         return made | {"randn": torch.randn(2, 3).shape, "eye": torch.eye(2, 3).shape, "square": torch.eye(4).shape}
 
-    with unfilled():
+    with on_meta_device():
         shapes = make()
         assert torch.rand(2).device.type == "meta"
     assert shapes == make()

@@ -12,7 +12,7 @@ _FILLS = {Tensor.normal_, Tensor.uniform_, Tensor.bernoulli_, Tensor.exponential
 _DRAWS = {torch.randn, torch.rand}
 
 
-class _Unfilled(TorchFunctionMode):
+class _SkipInitialisation(TorchFunctionMode):
     """Leaves out initial values.
 
     To draw a tensor that has no memory, PyTorch imports its compiler, which takes longer than building most networks.
@@ -33,11 +33,11 @@ class _Unfilled(TorchFunctionMode):
 
 
 @contextmanager
-def unfilled() -> Iterator[None]:
+def on_meta_device() -> Iterator[None]:
     """Inside this block tensors are made on the meta device, and nothing draws their initial values.
 
-    with unfilled():
+    with on_meta_device():
         shapes = {name: p.shape for name, p in MyNetwork().named_parameters()}
     """
-    with torch.device("meta"), _Unfilled():
+    with torch.device("meta"), _SkipInitialisation():
         yield
