@@ -259,8 +259,8 @@ def _on_arrays(network: VisionModel, data: Any, name: str) -> ImageSet:
         field = task_of(network).requires[1]
         if values.shape != (len(images), len(known)):
             raise UsageError(
-                f"labels are {tuple(values.shape)} for {len(images):,} images; they must be one of each of"
-                f" {', '.join(known[:5])} an image, ({len(images)}, {len(known)})."
+                f"labels have the shape {tuple(values.shape)} for {len(images):,} images; it must be"
+                f" ({len(images)}, {len(known)}), with a column for each of {', '.join(known[:5])}."
             )
         kept = values.to(torch.int8 if field == "multi_hot" else torch.float32)
         served = image_set(images, torch.zeros(len(images), dtype=torch.int64), known, network)

@@ -172,7 +172,7 @@ def write_explanations(
         kinds: what to write: "picture", "gradients", "attention", "page", "trees", "sweeps"; all that the network
             supports when None.
         keep: votes shown for each capsule of a tree.
-        target: the class that pictures and gradients explain; the predicted one when None.
+        target: the class that pictures and gradients explain; the predicted one if None.
 
     Returns the written files by kind.
     """

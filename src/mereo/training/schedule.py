@@ -10,7 +10,7 @@ HALVED = 10_000
 WARMUP_SHARE = 0.2
 """Share of the given time after which the warm-up ends, even if its steps are not done."""
 EVALUATION, SINGLE = 0.35, 2.5
-"""Time of evaluating an image by that of its forward and backward pass; in single precision by that in half."""
+"""Time of evaluating an image, relative to its forward and backward pass; in single relative to half precision."""
 ENDING = 2.0
 """Seconds of an own core for the results and pictures after the last evaluation, at most a twentieth of the time."""
 GUESSED = 0.25

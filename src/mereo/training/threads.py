@@ -16,7 +16,7 @@ import torch
 WINDOW = 0.3
 """Seconds of steps that are measured together."""
 LEAST_WAIT, COST = 3.0, 20
-"""Seconds until another number is tried again, at least, and times what the last try has cost."""
+"""Least seconds until another number of threads is tried again, also as a multiple of the cost of the last try."""
 
 
 @contextmanager
