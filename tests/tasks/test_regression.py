@@ -140,7 +140,7 @@ def test_arrays_with_numbers_or_several_labels_are_trained_and_evaluated(
         assert run.task.name == task and run.model.class_names == names
         (figures,) = mereo.evaluate(run, data=(pixels, labels)).models.values()
         assert figures["count"] == 40
-        with pytest.raises(UsageError, match="labels are"):
+        with pytest.raises(UsageError, match=r"labels .*\(40, 3\) for 40 images"):
             mereo.evaluate(run, data=(pixels, np.zeros((40, 3))))
 
 
