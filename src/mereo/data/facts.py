@@ -20,6 +20,8 @@ COLOURLESS = 6.0
 """Mean distance between the channels of a pixel, of 255, below which images are grey."""
 NEAR, PLAIN_SHARE = 20, 0.65
 """Text has at least this share of its pixels near the commonest value."""
+DETAILED = 48
+"""Side of images in pixels from which on a part of a photograph shows enough to be trained on."""
 UNEVEN, FEWEST = 5, 5
 """Ratio of the sizes of classes from which on they are balanced; images of a class that can be learned."""
 DIRECTIONS = frozenset({"left", "right"})

@@ -48,14 +48,15 @@ def read_yaml(text: str) -> Any:
 
 
 def parse_arguments(words: list[str]) -> dict[str, Any]:
-    """name=value words, each value read as YAML: patch_size=2, scales=[0,1], routing=dynamic."""
+    """name=value words, each value read as YAML: patch_size=2, scales=[0,1], routing=dynamic; (0,1) is a list too."""
     arguments: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name:
             raise ValueError(f"{word!r} is not of the form name=value")
         try:
-            arguments[name] = read_yaml(value)
+            in_round_brackets = value.startswith("(") and value.endswith(")")
+            arguments[name] = read_yaml(f"[{value[1:-1]}]" if in_round_brackets else value)
         except ValueError:
             raise ValueError(f"{value!r} is not a value for {name}") from None
     return arguments
@@ -75,7 +76,7 @@ def parse_insertion(text: str) -> dict[str, Any]:
 
 def split_arguments(text: str) -> list[str]:
     """The parts between commas; a comma inside brackets belongs to a list."""
-    return [word for word in re.split(r",(?![^\[]*\])", text) if word]
+    return [word for word in re.split(r",(?![^\[(]*[\])])", text) if word]
 
 
 def show_arguments(arguments: dict[str, Any]) -> list[str]:

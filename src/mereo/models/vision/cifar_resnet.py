@@ -111,3 +111,13 @@ _register("resnet110", 110, 1_727_962, blocks=18)
 _register(
     "resnet20_224", 20, 271_642, "whose first convolution has stride 4, for photographs", img_size=224, stem_stride=4
 )
+_register(
+    "resnet8_64",
+    8,
+    1_193_546,
+    "whose first convolution has stride 4, four times as wide, for photographs and short trainings",
+    img_size=64,
+    stem_stride=4,
+    widths=(64, 128, 256),
+    blocks=1,
+)
