@@ -13,6 +13,7 @@ from mereo.layers.positions import resize_positions
 from mereo.layers.res2_block import Res2SEBlock
 from mereo.layers.residual import Residual
 from mereo.layers.self_attention import SelfAttention
+from mereo.layers.staircase_cache import StaircaseCache
 from mereo.layers.stochastic_depth import StochasticDepth, linear_rates
 from mereo.layers.transformer_block import TransformerBlock
 
@@ -31,6 +32,7 @@ __all__ = [
     "SelfAttention",
     "SimpleGLU",
     "SimpleRMSNorm",
+    "StaircaseCache",
     "StochasticDepth",
     "TransformerBlock",
     "linear_rates",

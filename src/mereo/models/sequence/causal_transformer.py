@@ -5,7 +5,7 @@ Cost: 2 (4 C^2 + 3 C G) FLOPs a token and layer, and 4 N C for attention to N to
 values of all tokens are kept: 2 N C numbers a layer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,10 +16,10 @@ from mereo.core import Causal, Coupling
 from mereo.core.inputs import check_streamed
 from mereo.core.kernels.attention import attend
 from mereo.errors import UsageError, check_choice, check_positive, check_probability
-from mereo.layers import DecoderBlock, SimpleRMSNorm
+from mereo.layers import DecoderBlock, SimpleRMSNorm, StaircaseCache
 from mereo.mechanisms.slots import NO_ARGUMENTS
 from mereo.models.registry import register_model
-from mereo.models.sequence_model import SequenceModel
+from mereo.models.sequence_model import SequenceModel, SequenceState
 
 CHANNELS: dict[str, Callable[[], nn.Module] | None] = {"gated": None, "gelu": nn.GELU, "relu": nn.ReLU}
 """Channel mixers, with the activation of the hidden layer."""
@@ -48,6 +48,16 @@ class KeyValueState(NamedTuple):
 
     keys: Tensor
     values: Tensor
+
+    def join(self, keys: Tensor, values: Tensor) -> "tuple[Tensor, Tensor, KeyValueState]":
+        """All keys and values with some new ones, and the state after them."""
+        both = KeyValueState(torch.cat((self.keys, keys), 2), torch.cat((self.values, values), 2))
+        return *both, both
+
+    @property
+    def position(self) -> int:
+        """Tokens read so far."""
+        return self.keys.shape[2]
 
 
 class RotaryBlock(DecoderBlock):
@@ -81,19 +91,19 @@ class RotaryBlock(DecoderBlock):
         self.coupling = Coupling("senders", dropout=dropout, topology=Causal())
 
     def extend(
-        self, x: Tensor, state: KeyValueState | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, KeyValueState]:
+        self, x: Tensor, state: KeyValueState | StaircaseCache | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, KeyValueState | StaircaseCache]:
         """The next tokens after `state`, and the keys and values of all tokens."""
-        samples = None if state is None else state.keys.shape[0]
+        samples = None if state is None or state.keys is None else state.keys.shape[0]
         check_streamed(type(self).__name__, x, "(batch, tokens, dim)", samples)
-        position = 0 if state is None else state.keys.shape[2]
+        position = 0 if state is None else state.position
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.num_heads, -1)).transpose(1, 3).unbind(2)
         q, k = rotate(q, position), rotate(k, position)
-        if state is not None:
-            k, v = torch.cat((state.keys, k), 2), torch.cat((state.values, v), 2)
+        after: KeyValueState | StaircaseCache
+        k, v, after = (k, v, KeyValueState(k, v)) if state is None else state.join(k, v)
         senders = None if mask is None else mask[:, None, None, :]
         mixed = attend(q, k, v, self.coupling, mask=senders)
-        return self.add(x, self.proj(mixed.transpose(1, 2).flatten(2))), KeyValueState(k, v)
+        return self.add(x, self.proj(mixed.transpose(1, 2).flatten(2))), after
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return self.extend(x, None, mask)[0]
@@ -125,7 +135,8 @@ class CausalTransformer(SequenceModel):
 
     Shapes: tokens int64 (batch, tokens) -> scores (batch, tokens, vocab_size).
 
-    `step` takes a token and a state; with "lightning" its size does not depend on how many tokens were read.
+    `step` takes a token and a state; with "lightning" its size does not depend on how many tokens were read. Softmax
+    attention keeps older keys and values in fewer bits after `quantised_state`.
 
     Deviates: norm, channel mixer and positions of softmax attention are by default TNL's, not its paper's, so that it
     differs from TNL in the mixer of tokens only.
@@ -177,6 +188,17 @@ class CausalTransformer(SequenceModel):
         self.sines = sines
         # Which tokens are in a cluster may depend on later ones.
         self.causal = all(getattr(each.mixer, "is_causal", True) for each in self.blocks)  # type: ignore[misc]
+
+    def quantised_state(
+        self, bits: Sequence[int] = (16, 8, 4, 2), *, block: int = 64, group: int = 32
+    ) -> SequenceState:
+        """The state before the first token whose caches take fewer bits for older tokens, see `StaircaseCache`.
+
+        `extend`, `step` and `generate` take it. The tokens of one call see each other's exact keys and values.
+        """
+        if any(not isinstance(each, RotaryBlock) for each in self.blocks):
+            raise UsageError("quantised_state needs softmax attention; this network has another mechanism.")
+        return SequenceState(0, (StaircaseCache(tuple(bits), block, group),) * len(self.blocks))
 
     def embed(self, tokens: Tensor, position: int = 0) -> Tensor:
         embedded = super().embed(tokens, position)
