@@ -56,10 +56,12 @@ from mereo.mechanisms.attention.sparse import (
     CombinerAttention,
     HeadRouter,
     MoHAttention,
+    PrFlashAttention,
     RoutingAttention,
     SeaAttention,
     SparsifinerAttention,
     combiner_attention,
+    pr_flash_attention,
     routing_attention,
 )
 
@@ -86,6 +88,7 @@ __all__ = [
     "MultiHeadAttention",
     "NeighborhoodAttention",
     "PositionAttention",
+    "PrFlashAttention",
     "RandomFeatureAttention",
     "RandomFeatureMLP",
     "RoutingAttention",
@@ -108,6 +111,7 @@ __all__ = [
     "kernel_ridge",
     "neighborhood_attention",
     "polynomial_error",
+    "pr_flash_attention",
     "random_feature_kernel",
     "replace_attention",
     "retrieve",
