@@ -29,6 +29,7 @@ NAMES = (
     "routing_transformer",
     "sea",
     "shvit",
+    "single_attention_layer",
     "sparse_capsules",
     "sparsifiner",
     "spectformer",

@@ -9,10 +9,11 @@ from mereo.layers.gated_linear_unit import SimpleGLU
 from mereo.layers.inverted_bottleneck import InvertedBottleneck
 from mereo.layers.layer_scale import LayerScale
 from mereo.layers.norms import ChannelNorm, SimpleRMSNorm
-from mereo.layers.positions import resize_positions
+from mereo.layers.positions import distance_bias, resize_positions
 from mereo.layers.res2_block import Res2SEBlock
 from mereo.layers.residual import Residual
 from mereo.layers.self_attention import SelfAttention
+from mereo.layers.staircase_cache import StaircaseCache
 from mereo.layers.stochastic_depth import StochasticDepth, linear_rates
 from mereo.layers.transformer_block import TransformerBlock
 
@@ -31,8 +32,10 @@ __all__ = [
     "SelfAttention",
     "SimpleGLU",
     "SimpleRMSNorm",
+    "StaircaseCache",
     "StochasticDepth",
     "TransformerBlock",
+    "distance_bias",
     "linear_rates",
     "resize_positions",
     "resize_relative_table",

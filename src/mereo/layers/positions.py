@@ -1,9 +1,38 @@
-"""Tables of positions for images of another size."""
+"""Tables of positions for images of another size, and biases of scores by the distance of tokens."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mereo.errors import UsageError
+from mereo.errors import UsageError, check_choice
+
+DISTANCES = ("linear", "harmonic")
+"""b(n): n, or the sum of 1 / t for t = 1 .. n, which grows as log n does."""
+
+
+def distance_bias(slopes: Tensor, kind: str, receivers: int, senders: int) -> Tensor:
+    """What causal attention subtracts from a score, by the distance of its tokens, as a bias to add.
+
+    bias_hij = -slope_h b(i - j) for j <= i,   b(n) = n, or 1 + 1/2 + ... + 1/n
+
+    Args:
+        slopes: of each head.
+        kind: "linear" (ALiBi) or "harmonic".
+        receivers, senders: their numbers; the receivers are the last of the senders. Later senders have the bias 0.
+
+    Shapes: slopes (heads,) -> (1, heads, receivers, senders).
+
+    Reference: arXiv:2108.12409 (linear); arXiv:2410.18441 (harmonic).
+    """
+    check_choice("kind", kind, DISTANCES)
+    places = torch.arange(senders, device=slopes.device)
+    apart = (places[senders - receivers :].unsqueeze(1) - places).clamp(min=0)
+    if kind == "linear":
+        sizes = apart.to(slopes.dtype)
+    else:
+        steps = torch.where(places > 0, 1 / places.clamp(min=1).double(), 0.0)
+        sizes = steps.cumsum(0).to(slopes.dtype)[apart]
+    return (-slopes.view(-1, 1, 1) * sizes).unsqueeze(0)
 
 
 def resize_positions(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:

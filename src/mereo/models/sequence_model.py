@@ -196,6 +196,7 @@ class SequenceModel(Network):
         temperature: float = 1.0,
         top: int | None = None,
         generator: torch.Generator | None = None,
+        state: SequenceState | None = None,
     ) -> Tensor:
         """Continue sequences by a number of tokens, drawn from softmax(scores / temperature).
 
@@ -205,6 +206,7 @@ class SequenceModel(Network):
             temperature: 0 always takes the token of the highest score.
             top: the number of tokens of the highest scores to draw from; all when None.
             generator: of the draws, on the device of the tokens.
+            state: what was read before the tokens; nothing by default.
 
         Shapes: int64 (batch, tokens) -> int64 (batch, count).
         """
@@ -216,7 +218,7 @@ class SequenceModel(Network):
                 raise UsageError(f"top is {top}; it must be from 1 to {self.vocab_size}.")
         if tokens.dim() != 2 or tokens.shape[1] == 0:
             raise UsageError(f"tokens are {tuple(tokens.shape)}; to be continued, they must be (batch, at least 1).")
-        drawn, state, following = [], None, tokens
+        drawn, following = [], tokens
         with modes_kept(self):
             self.eval()
             for _ in range(count):

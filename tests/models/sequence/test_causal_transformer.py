@@ -10,8 +10,9 @@ import mereo
 from mereo.catalogue import MECHANISMS
 from mereo.core import Coupling
 from mereo.errors import UsageError
+from mereo.layers import distance_bias
 from mereo.models import get_model_entry
-from mereo.models.sequence.causal_transformer import CausalTransformer, rotate
+from mereo.models.sequence.causal_transformer import CausalTransformer, bias_slopes, rotate
 
 
 def norm(x: Tensor) -> Tensor:
@@ -139,3 +140,84 @@ def test_other_mechanisms_are_refused_by_name() -> None:
     ):  # fmt: skip
         with pytest.raises(UsageError, match=message):
             mereo.create_model("causal_transformer_tiny", **arguments)
+
+
+def biased(**positions: object) -> CausalTransformer:
+    torch.manual_seed(0)
+    model = CausalTransformer(31, 12, 2, 3, 20, positions=positions).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def test_distances_by_hand() -> None:
+    slopes = torch.tensor([1, 0.5], dtype=torch.float64)
+    harmonic = distance_bias(slopes, "harmonic", 4, 4)[0]
+    sums = [0, 1, 1.5, 11 / 6]  # 1 + 1/2 + 1/3 is 1.8333
+    torch.testing.assert_close(harmonic[0, 3], -torch.tensor(sums[::-1], dtype=torch.float64))
+    torch.testing.assert_close(harmonic[1], harmonic[0] / 2)
+    linear = distance_bias(slopes, "linear", 4, 4)[0]
+    assert linear[0].tolist() == [[0, 0, 0, 0], [-1, 0, 0, 0], [-2, -1, 0, 0], [-3, -2, -1, 0]]
+    # The last two of four receivers.
+    for kind, whole in (("linear", linear), ("harmonic", harmonic)):
+        assert torch.equal(distance_bias(slopes, kind, 2, 4)[0], whole[:, 2:])
+
+
+def test_slopes_of_the_heads() -> None:
+    assert bias_slopes(8, "alibi", 1.0) == [2.0**-h for h in range(1, 9)]
+    assert bias_slopes(3, "harmonic", 2.0) == [2, 1, 2 / 3]
+
+
+@pytest.mark.parametrize("rotary", [True, False])
+@pytest.mark.parametrize("distance", ["linear", "harmonic"])
+@pytest.mark.parametrize("slopes", ["alibi", "harmonic"])
+def test_scores_with_a_bias_by_distance(rotary: bool, distance: str, slopes: str) -> None:
+    model = biased(rotary=rotary, distance=distance, slopes=slopes, factor=0.7)
+    tokens, block = torch.randint(31, (1, 7)), model.blocks[0]
+    x = model.embed(tokens)
+    q, k, _ = (block.qkv(block.norm1(x))[0, :, i * 12 : (i + 1) * 12].view(7, 3, 4) for i in range(3))
+    with mereo.record(model) as trace:
+        model(tokens)
+    shares = trace["blocks.0.coupling"]
+    for h, slope in enumerate(bias_slopes(3, slopes, 1.0)):
+        for i in range(7):
+            scores = []
+            for j in range(i + 1):
+                left, right = (turned(q[i, h], i), turned(k[j, h], j)) if rotary else (q[i, h], k[j, h])
+                far = i - j if distance == "linear" else sum(1 / t for t in range(1, i - j + 1))
+                scores.append(torch.dot(left, right) / 2 - 0.7 * slope * far)
+            torch.testing.assert_close(shares[0, h, i, : i + 1], torch.stack(scores).softmax(0), rtol=1e-4, atol=1e-6)
+
+
+def test_a_factor_of_zero_is_rotary_attention_alone() -> None:
+    tokens = torch.randint(31, (2, 9))
+    assert torch.equal(biased(distance="harmonic", factor=0.0)(tokens), biased()(tokens))
+    assert (biased(distance="harmonic")(tokens) - biased()(tokens)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("distance", ["linear", "harmonic"])
+def test_only_distances_count_and_steps_are_the_whole(distance: str) -> None:
+    model = biased(distance=distance)
+    block, x = model.blocks[0], torch.randn(1, 1, 12, dtype=torch.float64)
+    # Equal tokens: couplings depend on distances only, up to their sum.
+    with mereo.record(block) as trace:
+        block(x.expand(1, 8, 12))
+    ratios = [shares.log().diff() for i in (5, 7) for shares in (trace["coupling"][0, 0, i, : i + 1],)]
+    torch.testing.assert_close(ratios[0], ratios[1][2:], rtol=1e-4, atol=1e-6)
+    tokens, state, rows = torch.randint(31, (2, 9)), None, []
+    for t in range(9):
+        row, state = model.step(tokens[:, t], state)
+        rows.append(row)
+    torch.testing.assert_close(torch.stack(rows, 1), model(tokens), rtol=1e-5, atol=1e-6)
+
+
+def test_wrong_positions() -> None:
+    for wrong in ({"distance": "square"}, {"slopes": "one"}, {"factor": -1.0}, {"bias": 1}):
+        with pytest.raises(UsageError, match=next(iter(wrong))):
+            CausalTransformer(31, 12, 1, 3, 20, positions=wrong)
+    with pytest.raises(UsageError, match="positions"):
+        CausalTransformer(31, 12, 1, 3, 20, mechanism="lightning", positions={"rotary": False})
+    assert CausalTransformer(31, 9, 1, 3, 20, positions={"rotary": False})(torch.zeros(1, 2).long()).shape == (1, 2, 31)
+    with pytest.raises(UsageError, match="multiple of num_heads"):
+        CausalTransformer(31, 10, 1, 3, 20, positions={"rotary": False})

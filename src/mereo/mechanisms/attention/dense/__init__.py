@@ -7,6 +7,8 @@ from mereo.mechanisms.attention.dense.lambda_attention import LambdaAttention
 from mereo.mechanisms.attention.dense.multi_head import MultiHeadAttention
 from mereo.mechanisms.attention.dense.pointer import Pointer
 from mereo.mechanisms.attention.dense.position_attention import PositionAttention
+from mereo.mechanisms.attention.dense.random_feature_attention import RandomFeatureAttention, random_feature_kernel
+from mereo.mechanisms.attention.dense.random_features import RandomFeatureMLP, kernel_ridge
 from mereo.mechanisms.attention.dense.sharded import ShardedAttention
 from mereo.mechanisms.attention.dense.single_head import SingleHeadAttention
 from mereo.mechanisms.attention.dense.talking_heads import TalkingHeadAttention
@@ -20,9 +22,13 @@ __all__ = [
     "MultiHeadAttention",
     "Pointer",
     "PositionAttention",
+    "RandomFeatureAttention",
+    "RandomFeatureMLP",
     "ShardedAttention",
     "SingleHeadAttention",
     "TalkingHeadAttention",
     "TopDownAttention",
+    "kernel_ridge",
+    "random_feature_kernel",
     "top_down_attention",
 ]
