@@ -7,6 +7,7 @@ from mereo.mechanisms.attention.dense.lambda_attention import LambdaAttention
 from mereo.mechanisms.attention.dense.multi_head import MultiHeadAttention
 from mereo.mechanisms.attention.dense.pointer import Pointer
 from mereo.mechanisms.attention.dense.position_attention import PositionAttention
+from mereo.mechanisms.attention.dense.rcmha import RelativeConvolutionalAttention
 from mereo.mechanisms.attention.dense.sharded import ShardedAttention
 from mereo.mechanisms.attention.dense.single_head import SingleHeadAttention
 from mereo.mechanisms.attention.dense.talking_heads import TalkingHeadAttention
@@ -20,6 +21,7 @@ __all__ = [
     "MultiHeadAttention",
     "Pointer",
     "PositionAttention",
+    "RelativeConvolutionalAttention",
     "ShardedAttention",
     "SingleHeadAttention",
     "TalkingHeadAttention",
