@@ -2,6 +2,7 @@
 
 import mereo.models.sequence.aaren
 import mereo.models.sequence.combiner
+import mereo.models.sequence.rcmha
 import mereo.models.sequence.routing_transformer
 import mereo.models.sequence.tnl  # noqa: F401
 from mereo.models.sequence.causal_transformer import CausalTransformer as CausalTransformer

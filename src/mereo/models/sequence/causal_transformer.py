@@ -120,6 +120,7 @@ class CausalTransformer(SequenceModel):
         sines: add positions to the embedding, sines and cosines of wavelengths from 2 pi to 10000 * 2 pi.
         dropout: of couplings, hidden layers and residual branches.
         tied: whether the head is the embedding, transposed.
+        head_bias: whether a head that is not tied has a bias.
         context: tokens of the windows that it is trained on; it reads any number, with softmax attention in time that
             grows with its square.
 
@@ -149,6 +150,7 @@ class CausalTransformer(SequenceModel):
         sines: bool = False,
         dropout: float = 0.0,
         tied: bool = False,
+        head_bias: bool = False,
         context: int = 256,
     ) -> None:
         check_positive(dim=dim, depth=depth, num_heads=num_heads, hidden_dim=hidden_dim)
@@ -173,7 +175,8 @@ class CausalTransformer(SequenceModel):
 
         blocks = [block(layer) for layer in range(depth)]
         norm = SimpleRMSNorm() if activation is None else nn.LayerNorm(dim)
-        super().__init__(vocab_size, dim, context, blocks, norm, tied=tied, scale=dim**0.5)
+        scale = dim**0.5
+        super().__init__(vocab_size, dim, context, blocks, norm, tied=tied, head_bias=head_bias, scale=scale)
         self.sines = sines
         # Which tokens are in a cluster may depend on later ones.
         self.causal = all(getattr(each.mixer, "is_causal", True) for each in self.blocks)  # type: ignore[misc]
