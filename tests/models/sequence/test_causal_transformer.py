@@ -9,9 +9,10 @@ from torch import Tensor
 import mereo
 from mereo.catalogue import MECHANISMS
 from mereo.core import Coupling
+from mereo.core.rotary import rotate
 from mereo.errors import UsageError
 from mereo.models import get_model_entry
-from mereo.models.sequence.causal_transformer import CausalTransformer, rotate
+from mereo.models.sequence.causal_transformer import CausalTransformer
 
 
 def norm(x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mereo.core import Causal, Coupling
 from mereo.core.inputs import check_streamed
 from mereo.core.kernels.attention import attend
+from mereo.core.rotary import rotate
 from mereo.errors import UsageError, check_choice, check_positive, check_probability
 from mereo.layers import DecoderBlock, SimpleRMSNorm
 from mereo.mechanisms.slots import NO_ARGUMENTS
@@ -23,24 +24,6 @@ from mereo.models.sequence_model import SequenceModel
 
 CHANNELS: dict[str, Callable[[], nn.Module] | None] = {"gated": None, "gelu": nn.GELU, "relu": nn.ReLU}
 """Channel mixers, with the activation of the hidden layer."""
-BASE = 10_000.0
-"""Wavelengths of rotary positions grow up to 2 pi times this."""
-
-
-def rotate(x: Tensor, position: int = 0) -> Tensor:
-    """Rotary positions: turn pairs of channels (c, c + D / 2) of token t by t BASE^(-2 c / D).
-
-    Args:
-        position: number of the first token.
-
-    Shapes: (batch, heads, tokens, D), D even -> the same.
-    """
-    half = x.shape[-1] // 2
-    rates = BASE ** (-torch.arange(half, dtype=torch.float32, device=x.device) / half)
-    angles = torch.arange(position, position + x.shape[2], device=x.device).unsqueeze(1) * rates
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    first, second = x[..., :half], x[..., half:]
-    return torch.cat((first * cos - second * sin, first * sin + second * cos), -1)
 
 
 class KeyValueState(NamedTuple):
