@@ -7,6 +7,7 @@ from mereo.mechanisms.attention.dense.lambda_attention import LambdaAttention
 from mereo.mechanisms.attention.dense.multi_head import MultiHeadAttention
 from mereo.mechanisms.attention.dense.pointer import Pointer
 from mereo.mechanisms.attention.dense.position_attention import PositionAttention
+from mereo.mechanisms.attention.dense.power_law_graph import PowerLawGraphAttention
 from mereo.mechanisms.attention.dense.rcmha import RelativeConvolutionalAttention
 from mereo.mechanisms.attention.dense.sharded import ShardedAttention
 from mereo.mechanisms.attention.dense.single_head import SingleHeadAttention
@@ -21,6 +22,7 @@ __all__ = [
     "MultiHeadAttention",
     "Pointer",
     "PositionAttention",
+    "PowerLawGraphAttention",
     "RelativeConvolutionalAttention",
     "ShardedAttention",
     "SingleHeadAttention",
