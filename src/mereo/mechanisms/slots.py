@@ -100,6 +100,7 @@ ALWAYS: dict[str, Rule] = {
     "host": lambda place, _: place.host,
     "causal": lambda place, default: place.causal or default,
     "strict": lambda place, default: "evaluation" if place.causal else default,
+    "metric_scope": lambda place, default: "prefix" if place.causal else default,
     "layer": lambda place, _: place.layer,
     "num_layers": lambda place, _: place.num_layers,
     "attn_drop": lambda place, default: place.dropout or default,

@@ -51,6 +51,7 @@ class SequenceModel(Network):
         blocks: in order.
         norm: before the head.
         tied: whether the head is the embedding, transposed.
+        head_bias: whether the head has a bias; only if it is not tied.
         scale: factor of the embedding.
 
     Shapes: tokens int64 (batch, tokens), lengths int64 (batch,) -> scores (batch, tokens, vocab_size).
@@ -79,16 +80,19 @@ class SequenceModel(Network):
         norm: nn.Module,
         *,
         tied: bool = False,
+        head_bias: bool = False,
         scale: float = 1.0,
     ) -> None:
         super().__init__()
         check_positive(vocab_size=vocab_size, dim=dim, context=context)
+        if tied and head_bias:
+            raise UsageError("head_bias is True with tied=True; the embedding has no bias: leave one of them out.")
         self.vocab_size = self.num_classes = vocab_size
         self.num_features, self.context, self.scale = dim, context, scale
         self.embedding = nn.Embedding(vocab_size, dim)
         self.blocks = nn.ModuleList(blocks)
         self.norm = norm
-        self.head = None if tied else nn.Linear(dim, vocab_size, bias=False)
+        self.head = None if tied else nn.Linear(dim, vocab_size, bias=head_bias)
         self._initialise()
 
     def _initialise(self) -> None:

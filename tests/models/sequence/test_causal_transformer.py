@@ -9,10 +9,11 @@ from torch import Tensor
 import mereo
 from mereo.catalogue import MECHANISMS
 from mereo.core import Coupling
+from mereo.core.rotary import rotate
 from mereo.errors import UsageError
 from mereo.layers import distance_bias
 from mereo.models import get_model_entry
-from mereo.models.sequence.causal_transformer import CausalTransformer, bias_slopes, rotate
+from mereo.models.sequence.causal_transformer import CausalTransformer, bias_slopes
 
 
 def norm(x: Tensor) -> Tensor:

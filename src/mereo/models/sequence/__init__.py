@@ -2,7 +2,9 @@
 
 import mereo.models.sequence.aaren
 import mereo.models.sequence.combiner
+import mereo.models.sequence.rcmha
 import mereo.models.sequence.routing_transformer
 import mereo.models.sequence.tnl  # noqa: F401
 from mereo.models.sequence.causal_transformer import CausalTransformer as CausalTransformer
+from mereo.models.sequence.pldr_llm import PLDRLLM as PLDRLLM
 from mereo.models.sequence.pointer_network import PointerNetwork as PointerNetwork

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from mereo.core import Causal, Coupling
 from mereo.core.inputs import check_streamed
 from mereo.core.kernels.attention import attend
+from mereo.core.rotary import rotate
 from mereo.errors import UsageError, check_choice, check_not_negative, check_positive, check_probability
 from mereo.layers import DecoderBlock, SimpleRMSNorm, StaircaseCache, distance_bias
 from mereo.layers.positions import DISTANCES
@@ -27,24 +28,6 @@ from mereo.models.sequence_model import SequenceModel, SequenceState
 CHANNELS: dict[str, Callable[[], nn.Module] | None] = {"gated": None, "gelu": nn.GELU, "relu": nn.ReLU}
 """Channel mixers, with the activation of the hidden layer."""
 POSITIONS = ("rotary", "distance", "slopes", "factor")
-BASE = 10_000.0
-"""Wavelengths of rotary positions grow up to 2 pi times this."""
-
-
-def rotate(x: Tensor, position: int = 0) -> Tensor:
-    """Rotary positions: turn pairs of channels (c, c + D / 2) of token t by t BASE^(-2 c / D).
-
-    Args:
-        position: number of the first token.
-
-    Shapes: (batch, heads, tokens, D), D even -> the same.
-    """
-    half = x.shape[-1] // 2
-    rates = BASE ** (-torch.arange(half, dtype=torch.float32, device=x.device) / half)
-    angles = torch.arange(position, position + x.shape[2], device=x.device).unsqueeze(1) * rates
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    first, second = x[..., :half], x[..., half:]
-    return torch.cat((first * cos - second * sin, first * sin + second * cos), -1)
 
 
 class KeyValueState(NamedTuple):
@@ -164,6 +147,7 @@ class CausalTransformer(SequenceModel):
             {"distance": "harmonic"}.
         dropout: of couplings, hidden layers and residual branches.
         tied: whether the head is the embedding, transposed.
+        head_bias: whether a head that is not tied has a bias.
         context: tokens of the windows that it is trained on; it reads any number, with softmax attention in time that
             grows with its square.
 
@@ -195,6 +179,7 @@ class CausalTransformer(SequenceModel):
         positions: dict[str, Any] = NO_ARGUMENTS,
         dropout: float = 0.0,
         tied: bool = False,
+        head_bias: bool = False,
         context: int = 256,
     ) -> None:
         check_positive(dim=dim, depth=depth, num_heads=num_heads, hidden_dim=hidden_dim)
@@ -224,7 +209,8 @@ class CausalTransformer(SequenceModel):
 
         blocks = [block(layer) for layer in range(depth)]
         norm = SimpleRMSNorm() if activation is None else nn.LayerNorm(dim)
-        super().__init__(vocab_size, dim, context, blocks, norm, tied=tied, scale=dim**0.5)
+        scale = dim**0.5
+        super().__init__(vocab_size, dim, context, blocks, norm, tied=tied, head_bias=head_bias, scale=scale)
         self.sines = sines
         # Which tokens are in a cluster may depend on later ones.
         self.causal = all(getattr(each.mixer, "is_causal", True) for each in self.blocks)  # type: ignore[misc]

@@ -7,8 +7,10 @@ from mereo.mechanisms.attention.dense.lambda_attention import LambdaAttention
 from mereo.mechanisms.attention.dense.multi_head import MultiHeadAttention
 from mereo.mechanisms.attention.dense.pointer import Pointer
 from mereo.mechanisms.attention.dense.position_attention import PositionAttention
+from mereo.mechanisms.attention.dense.power_law_graph import PowerLawGraphAttention
 from mereo.mechanisms.attention.dense.random_feature_attention import RandomFeatureAttention, random_feature_kernel
 from mereo.mechanisms.attention.dense.random_features import RandomFeatureMLP, kernel_ridge
+from mereo.mechanisms.attention.dense.rcmha import RelativeConvolutionalAttention
 from mereo.mechanisms.attention.dense.sharded import ShardedAttention
 from mereo.mechanisms.attention.dense.single_head import SingleHeadAttention
 from mereo.mechanisms.attention.dense.talking_heads import TalkingHeadAttention
@@ -22,8 +24,10 @@ __all__ = [
     "MultiHeadAttention",
     "Pointer",
     "PositionAttention",
+    "PowerLawGraphAttention",
     "RandomFeatureAttention",
     "RandomFeatureMLP",
+    "RelativeConvolutionalAttention",
     "ShardedAttention",
     "SingleHeadAttention",
     "TalkingHeadAttention",
