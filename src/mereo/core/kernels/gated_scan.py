@@ -60,8 +60,6 @@ def recurrent(call: GatedScan) -> Result:
     for own, held in zip(added.unbind(0), decay.unbind(0), strict=True):
         memory = torch.addcmul(own, held, memory)
         states.append(memory)
-    if not states:
-        return call.v, memory
     out = (q.unsqueeze(-1) * torch.stack(states)).sum(-2)
     return out.permute(1, 2, 0, 3).to(call.v.dtype), memory
 
@@ -79,7 +77,7 @@ def blocks(call: GatedScan) -> Result:
         parts.append((q @ k.transpose(-1, -2) * between) @ v + (q * total.exp()) @ state)
         last = total[:, :, -1:]
         state = last.exp() * state + (k * (last - total).exp()).transpose(-1, -2) @ v
-    return (torch.cat(parts, 2) if call.v.shape[2] else call.v).to(call.v.dtype), state
+    return torch.cat(parts, 2).to(call.v.dtype), state
 
 
 def gated_scan(call: GatedScan, method: str = "auto") -> Result:
@@ -90,6 +88,8 @@ def gated_scan(call: GatedScan, method: str = "auto") -> Result:
             matrix products.
     """
     check_choice("method", method, ("auto", *METHODS))
+    if not call.v.shape[2]:
+        return call.v, call.wide[4]
     if method == "auto":
         wide = call.log_decay.shape[-1] == 1 and call.k.shape[-1] * call.v.shape[-1] >= BLOCK
         method = "blocks" if wide else "recurrent"
