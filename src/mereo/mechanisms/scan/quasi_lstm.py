@@ -80,9 +80,7 @@ class QuasiLSTM(GatedScanMixer):
 
     def terms(self, tokens: Tensor, before: Tensor | None) -> tuple[Recurrence, Tensor | None]:
         gate, inputs = self.inner(tokens).chunk(2, -1)
-        if before is None:
-            before = inputs.new_zeros(len(inputs), WIDTH - 1, inputs.shape[-1])
-        inputs = torch.cat((before, inputs), 1)
+        inputs = F.pad(inputs, (0, 0, WIDTH - 1, 0)) if before is None else torch.cat((before, inputs), 1)
         x = self.conv(inputs.transpose(1, 2)).transpose(1, 2)
         forget, entering, leaving = (as_heads(each, x.shape[-1]) for each in self.to_gates(x).chunk(3, -1))
         logs = F.logsigmoid(forget) if self.alpha is None else -F.relu(self.alpha) * F.softplus(forget)

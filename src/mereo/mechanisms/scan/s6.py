@@ -80,7 +80,8 @@ class S6(GatedScanMixer):
 
     def terms(self, tokens: Tensor, before: Tensor | None) -> tuple[Recurrence, Tensor | None]:
         steps, b, c = self.to_terms(tokens).split([self.rank, self.state_dim, self.state_dim], -1)
-        delta = F.softplus(self.to_steps(steps)).transpose(1, 2).unsqueeze(-1)  # (batch, dim, tokens, 1)
+        # Contiguous, since the compiled gradient of softplus takes no other.
+        delta = F.softplus(self.to_steps(steps).transpose(1, 2).contiguous()).unsqueeze(-1)  # (batch, dim, tokens, 1)
         logs = -delta * self.A_log.exp().unsqueeze(1)
         return Recurrence(
             logs, delta * b.unsqueeze(1), c.unsqueeze(1), tokens.transpose(1, 2).unsqueeze(-1), self.D.view(-1, 1, 1),
