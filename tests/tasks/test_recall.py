@@ -1,11 +1,13 @@
 """Recall: its loss and accuracy by loops over labelled places, and a network that learns to recall."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
 import mereo
+from mereo.cli.main import main
 from mereo.data import Batch, load_splits
 from mereo.inference.evaluate import evaluate
 from mereo.tasks.recall import Recall
@@ -26,7 +28,8 @@ def test_only_labelled_places_count() -> None:
     assert metrics.compute()["accuracy"] == pytest.approx(sum(map(int, hits)) / 3)
 
 
-def test_a_run_learns_predicts_and_draws(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_run_learns_predicts_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two pairs of four keys: guessing one of the values in the sequence gives one half."""
     arguments = {"dim": 32, "depth": 2, "num_heads": 2, "hidden_dim": 16, "context": 16}
     config = TrainConfig().replace(
@@ -38,4 +41,14 @@ def test_a_run_learns_predicts_and_draws(tmp_path: Path) -> None:
     model = mereo.load(run)
     test = load_splits(config.data, length=16).test.subset(torch.arange(500))
     assert evaluate(model, test, task=Recall()).accuracy > 0.6
+    capsys.readouterr()
+    words = ["predict", "--weights", str(run), "--prompt", "1 9, 2 8, 1", "--out", str(tmp_path / "drawn"), "--json"]
+    assert main(words) == 0
+    (found,) = json.loads(capsys.readouterr().out)["predictions"]
+    with torch.inference_mode():
+        shares = model(torch.tensor([[1, 9, 2, 8, 1]]))[0, -1].softmax(-1)
+    assert found["asked"] == 1 and found["answer"] == int(shares.argmax())
+    assert found["probability"] == pytest.approx(float(shares.max()), rel=1e-4)
+    assert (tmp_path / "drawn" / "prompt.png").stat().st_size
+    assert main([*words[:4], "one two"]) == 2 and "whole numbers" in capsys.readouterr().err
     assert (run / "samples_test.png").stat().st_size and (run / "samples_train.png").stat().st_size
