@@ -17,6 +17,7 @@ NAMES = (
     "combiner",
     "constellations",
     "defaults",
+    "dynamical_systems",
     "evit",
     "kiefer_generative_capsules",
     "lightning",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mereo.api.estimator import ImageClassifier
     from mereo.core import Capsules, added_losses, get_mechanism, intervene, list_mechanisms, record
     from mereo.core.mechanism_checks import check_mechanism
+    from mereo.core.recurrence import Recurrence, recurrence
     from mereo.errors import MereoError, UsageError
     from mereo.export import from_pretrained, push_to_hub, save_pretrained
     from mereo.mechanisms.attention import neighborhood_attention, tensor_attention
@@ -54,6 +55,7 @@ _HOMES = {
     "ImageClassifier": "mereo.api.estimator",
     "Match": "mereo.training.matching",
     "MereoError": "mereo.errors",
+    "Recurrence": "mereo.core.recurrence",
     "UsageError": "mereo.errors",
     "compare": "mereo.api",
     "added_losses": "mereo.core",
@@ -81,6 +83,7 @@ _HOMES = {
     "prefix_attention": "mereo.mechanisms.scan",
     "push_to_hub": "mereo.export",
     "record": "mereo.mechanisms.attention.borrowed",
+    "recurrence": "mereo.core.recurrence",
     "remove": "mereo.surgery",
     "save_pretrained": "mereo.export",
     "save_weights": "mereo.models",
@@ -101,6 +104,7 @@ __all__ = [
     "ImageClassifier",
     "Match",
     "MereoError",
+    "Recurrence",
     "UsageError",
     "added_losses",
     "check_mechanism",
@@ -129,6 +133,7 @@ __all__ = [
     "prefix_attention",
     "push_to_hub",
     "record",
+    "recurrence",
     "remove",
     "save_pretrained",
     "save_weights",

@@ -24,7 +24,7 @@ LONGEST_PROMPT = 2**20
 
 
 def run(words: list[str], command: str) -> None:
-    """Print the classes of images, or the continuations of texts."""
+    """Print the classes of images, the continuations of texts, or what a sequence of tokens recalls."""
     options = parse(PredictOptions, words, command)
     check_positive(top=options.top, batch_size=options.batch_size, length=options.length)
     with uncollected():
@@ -45,7 +45,7 @@ def run(words: list[str], command: str) -> None:
     if weights is None:
         say(f"using {source}", file=sys.stderr)
     if (reads, gives) == ("tokens", "tokens"):
-        _continue(model, options, paths, source)
+        (_recall if task_of(model).name == "recall" else _continue)(model, options, paths, source)
         return
     if reads not in ("images", "points"):
         raise UsageError(f"weights are {str(source)!r}, of a network that reads {reads}; give one of images or text.")
@@ -82,6 +82,39 @@ def _show(predictions: "Predictions", options: PredictOptions) -> None:
     more = len(predictions.written) - MOST_NAMED
     if more > 0:
         say(f"written: {more} more in {predictions.written[0].parent}", file=sys.stderr)
+
+
+def _recall(model: Any, options: PredictOptions, paths: Sequence[Path], source: Path) -> None:
+    """Print the answer to the last token of each sequence of numbers, and draw the sequences."""
+    import torch
+
+    from mereo.data import Batch
+    from mereo.tasks.recall import Recall, draw_recall
+
+    texts = {str(path): path.read_bytes()[:LONGEST_PROMPT].decode(errors="replace") for path in paths}
+    if options.prompt is not None:
+        texts["prompt"] = options.prompt
+    task, predictions = Recall(), []
+    out = options.out or new_folder("predictions")
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        words = text.replace(",", " ").split()
+        if not words or not all(word.isdecimal() for word in words):
+            raise UsageError(f"{name} is {text[:40]!r}; {source} recalls from whole numbers, such as '3 140 7 150 3'.")
+        tokens = torch.tensor([[int(word) for word in words]], device=next(model.parameters()).device)
+        with torch.inference_mode():
+            outputs = task.kept(model(tokens))
+        answer, share = int(outputs[0, -1, 0]), float(outputs[0, -1, 1])
+        predictions.append({"path": name, "asked": int(tokens[0, -1]), "answer": answer, "probability": share})
+        labels = torch.full_like(tokens, -1)
+        labels[0, -1] = answer
+        draw_recall(Batch(tokens=tokens, labels=labels), None, out / f"{Path(name).stem}.png")
+        say(f"written: {out / f'{Path(name).stem}.png'}", file=sys.stderr)
+    if options.json:
+        say(json.dumps({"weights": str(source), "predictions": predictions}, indent=2))
+        return
+    for each in predictions:
+        say(f"{each['path']}: {each['asked']} -> {each['answer']} ({100 * each['probability']:.1f} %)")
 
 
 def _continue(model: Any, options: PredictOptions, paths: Sequence[Path], source: Path) -> None:

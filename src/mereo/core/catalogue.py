@@ -44,6 +44,7 @@ PROMISES: dict[str, str] = {
     "any receiver order": "permuting the receivers permutes the output in the same way",
     "causal": "no output depends on a later sender",
     "streaming": "step(x, state) -> (y, state), called position by position, equals forward",
+    "recurrence": "mereo.recurrence(mixer, x) gives terms Lambda, B, C, D whose recurrence equals forward to 1e-6",
     "any length": "takes more and fewer senders than its example",
     "compile": "torch.compile(fullgraph=True) gives the same outputs and gradients",
     "export": "torch.export with a free batch size gives the same outputs",

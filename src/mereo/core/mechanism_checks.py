@@ -23,6 +23,7 @@ from mereo.core.catalogue import MECHANISMS, Depends, Mechanism, mechanism
 from mereo.core.coupling import Coupling
 from mereo.core.observe import Call
 from mereo.core.record import intervene, record
+from mereo.core.recurrence import Recurrence, recurrence
 from mereo.errors import MereoError, UsageError, first_line
 
 Inputs = tuple[Tensor, ...]
@@ -435,6 +436,7 @@ def takes_a_mask(entry: Mechanism) -> bool:
 def what_it_can_do_is_promised(entry: Mechanism) -> None:
     assert takes_a_mask(entry) == ("masks" in entry.promises)
     assert hasattr(entry.target, "step") == ("streaming" in entry.promises)
+    assert "recurrence" not in entry.promises or hasattr(entry.target, "recurrence")
 
 
 @check(promising("masks"))
@@ -489,6 +491,19 @@ def steps_equal_the_whole(entry: Mechanism) -> None:
         output, state = cast(Any, module).step(position, state)
         parts.append(output)
     close(torch.stack(parts, entry.receiver_axes["output"]), expected)
+
+
+@check(promising("recurrence"))
+def its_recurrence_and_kernel_equal_forward(entry: Mechanism) -> None:
+    module, inputs = build(entry)
+    made = recurrence(module.double(), to(inputs, torch.float64))
+    assert isinstance(made, Recurrence)
+    expected = module(*to(inputs, torch.float64))
+    scale = expected.abs().max().item()
+    assert difference(made.run("recurrent"), expected) < 1e-6 and cast(float, made.error) < 1e-6 * scale
+    mixed = made.kernel() @ made.u
+    mixed = mixed if made.D is None else mixed + made.D * made.u
+    assert difference(made.finish(mixed), expected) < 1e-6
 
 
 @check(promising("any length"))

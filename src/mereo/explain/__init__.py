@@ -19,7 +19,7 @@ from mereo.explain.folder import write_explanations, write_page
 from mereo.explain.gradient_pictures import draw_gradients
 from mereo.explain.gradients import input_gradients, integrated_gradients
 from mereo.explain.mixing import MixingFacts, mixing_facts, mixing_matrix, token_jacobian
-from mereo.explain.mixing_pictures import draw_mixing_matrices
+from mereo.explain.mixing_pictures import draw_kernels, draw_mixing_matrices
 from mereo.explain.observation import Observation, observe
 from mereo.explain.occlusion import occlusion_maps
 from mereo.explain.pictures import draw_explanation
@@ -54,6 +54,7 @@ __all__ = [
     "draw_attention",
     "draw_explanation",
     "draw_gradients",
+    "draw_kernels",
     "draw_mixing_matrices",
     "draw_parse_tree",
     "draw_pose_sweep",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from mereo.core.recurrence import Recurrence
 from mereo.errors import UsageError
 from mereo.pictures import new_figure, save_figure
 
@@ -46,3 +47,16 @@ def draw_mixing_matrices(matrices: Mapping[str, Tensor], title: str, path: Path)
     figure.axes[0].set_xlabel("senders", fontsize=7)
     figure.axes[0].set_ylabel("receivers", fontsize=7)
     save_figure(figure, path)
+
+
+def draw_kernels(mixers: Mapping[str, Recurrence], path: Path) -> None:
+    """The kernels of mixers side by side, of the first sample and head: the share of each token in each later one.
+
+    Args:
+        mixers: name -> what `mereo.recurrence` gives; errors above 1e-5, of softmax attention, are in the titles.
+        path: of the PNG.
+    """
+    errors = {name: made.error or 0.0 for name, made in mixers.items()}
+    titles = {name: f"{name}\n(error {error:.0e})" if error > 1e-5 else name for name, error in errors.items()}
+    matrices = {titles[name]: made.kernel()[:1, :1] for name, made in mixers.items()}
+    draw_mixing_matrices(matrices, "Share of each token (across) in each later token (down)", path)

@@ -6,6 +6,7 @@ from mereo.tasks.embedding import Embedding
 from mereo.tasks.language import Language
 from mereo.tasks.multilabel import Multilabel
 from mereo.tasks.pointers import Pointers
+from mereo.tasks.recall import Recall
 from mereo.tasks.reconstruction import Reconstruction
 from mereo.tasks.regression import Regression
 from mereo.tasks.segmentation import Segmentation
@@ -19,6 +20,7 @@ __all__ = [
     "Multilabel",
     "Objective",
     "Pointers",
+    "Recall",
     "Reconstruction",
     "Regression",
     "Segmentation",

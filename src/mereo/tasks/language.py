@@ -32,9 +32,14 @@ def compressed_bits(content: bytes) -> dict[str, float]:
 
 
 def inputs_and_targets(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Tokens that a model reads, and tokens that it should predict, -1 for padding: (batch, tokens) each."""
+    """Tokens that a model reads, and tokens that it should predict, -1 for none: (batch, tokens) each.
+
+    Without labels the targets are the tokens one place later.
+    """
     tokens = batch.tokens
     assert tokens is not None
+    if batch.labels is not None:
+        return tokens, batch.labels
     targets = tokens[:, 1:]
     if batch.lengths is not None:
         places = torch.arange(1, tokens.shape[1], device=tokens.device)

@@ -14,6 +14,7 @@ from mereo.data.sets import (
     fashion_mnist,
     glyphs,
     mnist,
+    mqar,
     multimnist,
     pystdlib,
     shape_masks,
@@ -27,6 +28,6 @@ from mereo.data.sets import (
 
 __all__ = [
     "DATASETS", "affnist", "cifar10", "convex_hull", "delaunay", "digits", "fashion_mnist", "find_dataset", "glyphs",
-    "is_dataset", "list_datasets", "mnist", "multimnist", "pystdlib", "shape_masks", "shape_tags", "smallnorb",
+    "is_dataset", "list_datasets", "mnist", "mqar", "multimnist", "pystdlib", "shape_masks", "shape_tags", "smallnorb",
     "solids", "svhn", "tours", "turned_digits",
 ]  # fmt: skip

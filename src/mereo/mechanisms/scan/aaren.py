@@ -13,6 +13,7 @@ from mereo.core import Causal, Coupling, mechanism
 from mereo.core.inputs import check_streamed
 from mereo.core.kernels.prefix_attention import BLOCK, METHODS, Prefixes, Summary, no_tokens, prefixes
 from mereo.core.modes import must_be_called
+from mereo.core.recurrence import Recurrence
 from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_choice, check_positive
 
@@ -58,7 +59,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     source="arXiv:2405.13956",
     over="senders",
     values="shared",
-    promises=("normalised", "masks", "causal", "streaming", "any length"),
+    promises=("normalised", "masks", "causal", "streaming", "any length", "recurrence"),
     zero_gradients={"key.bias": "it adds the same to every score of a head"},
     sender_axes={"0": 1},
     receiver_axes={"0": 1, "output": 1},
@@ -169,6 +170,17 @@ class Aaren(nn.Module):
         """One token: (batch, dim) and the state before it -> (batch, dim) and the state behind it."""
         out, state = self.extend(token.unsqueeze(1), state)
         return out.squeeze(1), state
+
+    def recurrence(self, tokens: Tensor) -> Recurrence:
+        """Lambda_i = eta_(i-1) / eta_i, B_i = exp(s_i) / eta_i, C_i = 1 with eta_i = sum_{j<=i} exp(s_j)."""
+        scores = self.scores(tokens).unsqueeze(-1)
+        values = self.value(tokens).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        log_eta = scores.logcumsumexp(2)
+        before = torch.nn.functional.pad(log_eta, (0, 0, 1, 0))[:, :, :-1]
+        own, ones = (scores - log_eta).exp(), torch.ones_like(scores)
+        return Recurrence(
+            before - log_eta, own, ones, values, None, lambda out: self.proj(out.transpose(1, 2).flatten(2))
+        )
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         return self.extend(tokens, None, mask)[0]

@@ -1,10 +1,11 @@
-"""The base of linear attention: tokens become queries, keys and values, and a scan with a decaying state mixes them.
+"""The bases of scans: linear attention, whose state decays at one rate, and gated scans with a decay of each token.
 
-A subclass defines how tokens are read (`read`), how fast the state decays (`slopes`) and how outputs are made
-(`write`).
+A linear scan defines how tokens are read (`read`), how fast the state decays (`slopes`) and how outputs are made
+(`write`). A gated scan defines the recurrence of its tokens.
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 
 from mereo.core import Signal
 from mereo.core.inputs import check_streamed
+from mereo.core.kernels.gated_scan import LEAST
 from mereo.core.kernels.linear_scan import BLOCK, Scan, linear_scan
+from mereo.core.recurrence import Recurrence
 from mereo.errors import check_positive
 
 
@@ -82,3 +85,83 @@ class LinearScan(nn.Module, ABC):
         """One token: (batch, dim) and the state before it -> (batch, dim) and the state behind it."""
         out, state = self.extend(token.unsqueeze(1), state)
         return out.squeeze(1), state
+
+    def recurrence(self, tokens: Tensor) -> Recurrence:
+        """Lambda is one number for each head: see `mereo.recurrence`."""
+        q, k, v = self.read(tokens, 0)
+        logs = -torch.tensor(self.slopes(), dtype=q.dtype, device=q.device).view(1, -1, 1, 1)
+        return Recurrence(logs.expand(1, -1, tokens.shape[1], 1), k, q, v, None, lambda out: self.write(out, tokens))
+
+
+class GatedState(NamedTuple):
+    """The state that a gated scan carries from token to token; its size does not depend on how many it has read.
+
+    Attributes:
+        memory: (batch, heads, states, channels), float32 or wider.
+        before: the last inputs of its convolution, (batch, width - 1, channels); None without a convolution.
+    """
+
+    memory: Tensor
+    before: Tensor | None = None
+
+
+class GatedScanMixer(nn.Module, ABC):
+    """A recurrence h_i = Lambda_i h_(i-1) + B_i u_i, y_i = C_i h_i + D u_i whose terms each token decides.
+
+    Shapes: tokens (batch, tokens, dim) -> (batch, tokens, dim); recorded gates, Lambda: (batch, heads, tokens, states),
+        or one state if all decay alike.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates = Signal("gates")
+
+    @abstractmethod
+    def terms(self, tokens: Tensor, before: Tensor | None) -> tuple[Recurrence, Tensor | None]:
+        """The recurrence of tokens (batch, tokens, dim) that follow `before`, and what comes before the next ones."""
+
+    def recurrence(self, tokens: Tensor) -> Recurrence:
+        """The terms that are executed: see `mereo.recurrence`."""
+        return self.terms(tokens, None)[0]
+
+    def extend(self, tokens: Tensor, state: GatedState | None = None) -> tuple[Tensor, GatedState]:
+        """The next tokens after `state`: their outputs, and the state after them."""
+        samples = None if state is None else state.memory.shape[0]
+        check_streamed(type(self).__name__, tokens, "(batch, tokens, dim)", samples)
+        made, before = self.terms(tokens, None if state is None else state.before)
+        if self.gates.watched:
+            made = replace(made, log_lambda=self.gates(made.Lambda).clamp(min=0).log().clamp(min=LEAST))
+        out, memory = made.scan(None if state is None else state.memory)
+        return made.finish(out), GatedState(memory, before)
+
+    def step(self, token: Tensor, state: GatedState | None = None) -> tuple[Tensor, GatedState]:
+        """One token: (batch, dim) and the state before it -> (batch, dim) and the state behind it."""
+        out, state = self.extend(token.unsqueeze(1), state)
+        return out.squeeze(1), state
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.extend(tokens)[0]
+
+
+def as_heads(x: Tensor, heads: int) -> Tensor:
+    """(batch, tokens, heads * channels) -> (batch, heads, tokens, channels)."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def from_heads(x: Tensor) -> Tensor:
+    """(batch, heads, tokens, channels) -> (batch, tokens, heads * channels)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def normal_weights(*layers: nn.Linear, std: float = 0.02) -> None:
+    """Initialise: normal weights, biases of 0."""
+    for layer in layers:
+        nn.init.normal_(layer.weight, std=std)
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+
+
+def step_sizes(count: int, low: float = 1e-3, high: float = 0.1) -> Tensor:
+    """Biases whose softplus is log-uniform between two step sizes, as state-space models start: (count,)."""
+    sizes = low * (high / low) ** torch.rand(count)
+    return sizes + (-torch.expm1(-sizes)).log()

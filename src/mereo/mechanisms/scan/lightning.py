@@ -148,7 +148,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     family="scan",
     source="arXiv:2405.17381",
     records="states",
-    promises=("causal", "streaming", "any length"),
+    promises=("causal", "streaming", "any length", "recurrence"),
     sender_axes={"0": 1},
     receiver_axes={"0": 1, "output": 1},
     largest_input=1e10,  # queries, keys and values are multiplied, and must fit float32

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mereo.core import Causal, Coupling, depends, mechanism
 from mereo.core.coupling import Over
 from mereo.core.kernels.attention import attend
+from mereo.core.recurrence import DEGREE, Recurrence, softmax_recurrence
 from mereo.errors import UsageError, check_heads, check_positive, check_probability
 
 
@@ -57,6 +58,7 @@ class MultiHeadAttention(nn.Module):
         dim: size of the tokens.
         num_heads: independent sets of couplings; divides `dim`.
         context_dim: size of the context's tokens, if it differs from `dim`.
+        qk_dim: size of queries and keys of all heads together; `dim` by default.
         qkv_bias: biases of the three projections.
         over: the axis of the normaliser. "receivers" makes the senders divide themselves among the receivers.
         normaliser: see `Coupling`.
@@ -82,6 +84,7 @@ class MultiHeadAttention(nn.Module):
         num_heads: int = 8,
         *,
         context_dim: int | None = None,
+        qk_dim: int | None = None,
         qkv_bias: bool = True,
         over: Over = "senders",
         normaliser: str = "softmax",
@@ -91,12 +94,15 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         context_dim = dim if context_dim is None else context_dim
-        check_positive(context_dim=context_dim)
+        qk_dim = dim if qk_dim is None else qk_dim
+        check_positive(context_dim=context_dim, qk_dim=qk_dim)
         check_probability(attn_drop=attn_drop, proj_drop=proj_drop)
         check_heads(dim, num_heads)
+        if qk_dim % num_heads:
+            raise UsageError(f"qk_dim is {qk_dim} and num_heads {num_heads}; qk_dim must be a multiple of num_heads.")
         self.num_heads = num_heads
-        self.query = nn.Linear(dim, dim, bias=qkv_bias)
-        self.key = nn.Linear(context_dim, dim, bias=qkv_bias)
+        self.query = nn.Linear(dim, qk_dim, bias=qkv_bias)
+        self.key = nn.Linear(context_dim, qk_dim, bias=qkv_bias)
         self.value = nn.Linear(context_dim, dim, bias=qkv_bias)
         topology = Causal() if causal else None
         self.coupling = Coupling(over, normaliser, dropout=attn_drop, topology=topology)
@@ -120,10 +126,22 @@ class MultiHeadAttention(nn.Module):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Split into heads, exchange, merge, project: (batch, tokens or senders, dim) each -> (batch, tokens, dim)."""
-        heads, size = self.num_heads, q.shape[2] // self.num_heads
-        q, k, v = (x.reshape(x.shape[0], x.shape[1], heads, size).transpose(1, 2) for x in (q, k, v))
+        q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in (q, k, v))
         merged: Tensor = self.proj(self.exchange(q, k, v, four_axes(mask)).transpose(1, 2).flatten(2))
         return self.proj_drop(merged) if self.proj_drop.p else merged
+
+    def recurrence(self, tokens: Tensor, degree: int = DEGREE) -> Recurrence:
+        """Causal attention by the Taylor polynomial of its softmax: see `mereo.recurrence`."""
+        causal = type(self) is MultiHeadAttention and isinstance(self.coupling.topology, Causal)
+        if not (causal and self.coupling.is_plain_softmax):
+            raise UsageError(
+                f"{type(self).__name__} is no causal softmax attention, which has a recurrence; give causal=True."
+            )
+        q, k, v = (
+            layer(tokens).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        return softmax_recurrence(q, k, v, degree, lambda out: self.proj(out.transpose(1, 2).flatten(2)))
 
     def forward(self, tokens: Tensor, context: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         context = tokens if context is None else context

@@ -1,0 +1,18 @@
+"""Understanding the differences in foundation models: attention, state space models, and recurrent networks."""
+
+from papers.common.paper import Experiment, Paper
+
+PAPER = Paper(
+    "Attention, state space models and recurrent networks as dynamical systems",
+    "arXiv:2405.15731",
+    experiments={
+        "recurrences": Experiment(
+            "How much do causal mixers of tokens recall, by the size of their state and by their normaliser?",
+            "arXiv:2405.15731, figures on MQAR; networks and sequences are smaller",
+            "papers.dynamical_systems.recurrences",
+            frozenset({"epochs", "limit", "batch_size", "device", "images", "variants", "seeds"}),
+            smallest={"epochs": 1, "limit": 32, "batch_size": 16, "images": 8, "variants": ("64",)},
+            constants={"DIM": 8, "STATES": (2,), "SHOWN": 2, "DEGREE": 4},
+        ),
+    },
+)

@@ -1,0 +1,157 @@
+"""Multi-query associative recall by causal mixers: accuracy over the size of the state, and their kernels side by side.
+
+Two blocks x + mixer(norm(x)) without channel mixers, learned positions except for state spaces, and a read-out tied to
+the embedding, as in the paper. Only places with a label are scored.
+"""
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import mereo
+from mereo.core.recurrence import Recurrence
+from mereo.data import Batch
+from mereo.data.recall import LabelledTokens, make_sequences
+from mereo.data.sets.mqar import PAIRS
+from mereo.errors import check_choice
+from mereo.explain import draw_kernels
+from mereo.mechanisms.attention import MultiHeadAttention
+from mereo.mechanisms.scan import RGLRU, S6, SSD, Aaren, LightningAttention, NormalisedAttention, QuasiLSTM
+from mereo.models.sequence_model import SequenceModel
+from mereo.runtime.device import choose_device
+from mereo.tasks import Recall
+from papers.common.fitting import batches, fit
+from papers.common.settings import Settings
+
+DIM, DEPTH, VOCAB, STATES, RATE = 64, 2, 256, (4, 16, 64), 3e-3
+SEQUENCES, EPOCHS, BATCH, TESTED = 20000, 10, 64, 1000
+SHOWN, DEGREE = 4, 8
+"""State size of the mixers whose kernels are drawn, and degree of the features of softmax attention."""
+PICTURE = "kernels.png"
+
+GROWING: dict[str, Callable[[int], nn.Module]] = {
+    "softmax attention": lambda n: MultiHeadAttention(DIM, 1, qk_dim=n, causal=True),
+    "linear attention": lambda n: NormalisedAttention(DIM, qk_dim=n, normaliser="sum"),
+    "normalised attention, exp": lambda n: NormalisedAttention(DIM, qk_dim=n),
+    "normalised attention, softplus": lambda n: NormalisedAttention(DIM, qk_dim=n, normaliser="softplus"),
+    "normalised attention, sigmoid": lambda n: NormalisedAttention(DIM, qk_dim=n, normaliser="sigmoid"),
+    "S6": lambda n: S6(DIM, n),
+    "SSD": lambda n: SSD(DIM, state_dim=n),
+}
+"""Mixers with n states for each channel."""
+FIXED: dict[str, Callable[[int], nn.Module]] = {
+    "quasi-LSTM": lambda n: QuasiLSTM(DIM),
+    "quasi-LSTM, exponential gate": lambda n: QuasiLSTM(DIM, gate="exponential"),
+    "RG-LRU": lambda n: RGLRU(DIM),
+    "Aaren": lambda n: Aaren(DIM, 4),
+    "lightning attention": lambda n: LightningAttention(DIM, 4),
+}
+"""Mixers whose states do not depend on n."""
+STATE_SPACES = ("S6", "SSD", "RG-LRU")
+"""Mixers without positions."""
+
+
+class MixerBlock(nn.Module):
+    """x + mixer(norm(x)): (batch, tokens, dim) -> the same."""
+
+    def __init__(self, mixer: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.mixer = nn.LayerNorm(DIM), mixer
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x + self.mixer(self.norm(x))
+
+
+class RecallModel(SequenceModel):
+    """Blocks of one mixer between an embedding and its transpose; int64 (batch, length) -> (batch, length, VOCAB)."""
+
+    def __init__(self, mixer: Callable[[], nn.Module], length: int, *, positions: bool) -> None:
+        blocks = [MixerBlock(mixer()) for _ in range(DEPTH)]
+        super().__init__(VOCAB, DIM, length, blocks, nn.LayerNorm(DIM), tied=True)
+        self.positions = nn.Parameter(0.02 * torch.randn(length, DIM)) if positions else None
+
+    def embed(self, tokens: Tensor, position: int = 0) -> Tensor:
+        embedded = super().embed(tokens, position)
+        return embedded if self.positions is None else embedded + self.positions[position : position + tokens.shape[1]]
+
+
+def trained(name: str, n: int, length: int, data: LabelledTokens, settings: Settings, seed: int) -> RecallModel:
+    """A network with a mixer of n states, after its training."""
+    torch.manual_seed(seed)
+    device, mixer = choose_device(settings.device or "cpu"), {**GROWING, **FIXED}[name]
+    model = RecallModel(lambda: mixer(n), length, positions=name not in STATE_SPACES).to(device)
+
+    def loss(batch: Batch) -> Tensor:
+        assert batch.tokens is not None
+        asked = batch.labels >= 0
+        return F.cross_entropy(model.forward_head(model.forward_features(batch.tokens)[asked]), batch.labels[asked])
+
+    fit(
+        loss, model.parameters(), data, epochs=settings.epochs or EPOCHS, batch_size=settings.batch_size or BATCH,
+        lr=RATE, device=device, title=f"{name}, n = {n}, length {length}", say=settings.say, seed=seed,
+    )  # fmt: skip
+    return model.eval()
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """A table for each length, and the kernels of the first layers on one sequence."""
+    lengths = settings.variants or ("64",)
+    tables, kernels = {}, dict[str, Recurrence]()
+    for each in lengths:
+        check_choice("variants", each, [str(length) for length in PAIRS])
+        length = int(each)
+        count = settings.limit or SEQUENCES
+        train, test = (
+            make_sequences(length, PAIRS[length], VOCAB, seed, number)
+            for seed, number in ((0, count), (2, settings.images or TESTED))
+        )
+        rows = []
+        for name in (*GROWING, *FIXED):
+            row: dict[str, Any] = {"mixer": name}
+            for n in STATES:
+                if name in FIXED and n != STATES[-1]:
+                    row[f"n = {n}"] = None
+                    continue
+                models = [trained(name, n, length, train, settings, seed) for seed in range(settings.seeds)]
+                row[f"n = {n}"] = 100 * statistics.mean(accuracy(model, test) for model in models)
+                settings.say(f"{name}, n = {n}, length {length}: {row[f'n = {n}']:.1f} %")
+                if each == lengths[0] and (name in FIXED or n == SHOWN):
+                    kernels[name] = _first_layer(models[0], test.tokens[:1])
+            rows.append(row)
+        tables[f"Accuracy in %, {PAIRS[length]} queries in {length} tokens, {count:,} sequences"] = rows
+    draw_kernels(kernels, settings.folder / PICTURE)
+    errors = {name: made.error for name, made in kernels.items()}
+    return {
+        "tables": {
+            **tables,
+            "Largest difference between a mixer and its recurrence": [
+                {"mixer": name, "error": error} for name, error in errors.items()
+            ],
+        },
+        "notes": [
+            f"Chance is {200 / VOCAB:.1f} %, and one of the values in the sequence {100 / PAIRS[64]:.0f} % of 4."
+        ],
+        "pictures": [PICTURE],
+    }
+
+
+@torch.inference_mode()
+def accuracy(model: RecallModel, data: LabelledTokens) -> float:
+    """The share of the queries whose value has the highest score."""
+    metrics = Recall().metrics()
+    for batch in batches(data, 64, model.embedding.weight.device):
+        assert batch.tokens is not None
+        metrics.update(model(batch.tokens), batch)
+    return metrics.compute()["accuracy"]
+
+
+@torch.inference_mode()
+def _first_layer(model: RecallModel, tokens: Tensor) -> Recurrence:
+    """The recurrence of the first mixer on a sequence."""
+    found = mereo.recurrence(model, tokens.to(model.embedding.weight.device), degree=DEGREE)
+    assert isinstance(found, dict)
+    return found["blocks.0.mixer"]

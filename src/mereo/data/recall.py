@@ -1,0 +1,139 @@
+"""Multi-query associative recall: sequences of keys with values, then keys alone, whose values are the answers.
+
+Tokens are whole numbers below a vocabulary of V: 0 fills, 1 .. V / 2 - 1 are keys and V / 2 .. V - 1 values.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mereo.data.batch import Batch
+from mereo.data.images import BatchOptions, Images
+from mereo.data.load import Splits, Wanted
+from mereo.errors import UsageError
+
+IGNORED = -1
+"""The label of a place without an answer."""
+POWER = 0.01
+"""a of the distribution of gaps."""
+_AT_ONCE = 2**24
+
+
+class LabelledTokens(Images):
+    """Sequences of tokens with a label at some places.
+
+    Args:
+        tokens, labels: of all sequences; -1 is no label.
+
+    Shapes: int64 (sequences, length) each.
+    """
+
+    class_names: tuple[str, ...] = ()
+    serves = "tokens"
+
+    def __init__(self, tokens: Tensor, labels: Tensor) -> None:
+        if tokens.dim() != 2 or labels.shape != tokens.shape:
+            given = f"tokens are {tuple(tokens.shape)} and labels {tuple(labels.shape)}"
+            raise UsageError(f"{given}; both must be (sequences, length).")
+        self.tokens, self.labels = tokens, labels
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(1, 1, tokens of a sequence): what a sample takes in memory."""
+        return 1, 1, self.tokens.shape[1]
+
+    @property
+    def strata(self) -> Tensor:
+        return torch.zeros(len(self), dtype=torch.int64)
+
+    def describe(self) -> dict[str, Any]:
+        """The identity of the data as plain values; it changes if any token or label changes."""
+        digest = hashlib.sha256(self.tokens.cpu().numpy().tobytes())
+        digest.update(self.labels.cpu().numpy().tobytes())
+        size = [self.tokens.shape[1]]
+        return {"count": len(self), "size": size, "classes": [], "labels": digest.hexdigest(), "sums": [[0]]}
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "LabelledTokens":
+        return LabelledTokens(change(self.tokens), change(self.labels))
+
+    def to(self, device: torch.device | str) -> "LabelledTokens":
+        return self._map(lambda field: field.to(device))
+
+    def subset(self, indices: Tensor) -> "LabelledTokens":
+        return self._map(lambda field: field[indices.to(field.device)])
+
+    def make_batch(self, indices: Tensor, options: BatchOptions) -> Batch:
+        """The sequences at `indices`; there are no images to crop."""
+        if options.augmentation is not None and options.augmentation.operations:
+            raise UsageError(f"augment is {options.augmentation.texts}, which changes images; leave it out for tokens.")
+        chosen = indices[options.share].to(self.tokens.device)
+        batch = Batch(tokens=self.tokens[chosen], labels=self.labels[chosen])
+        return batch.to(options.device or self.tokens.device, non_blocking=True)
+
+
+def answers(tokens: Tensor, pairs: int) -> Tensor:
+    """The label of each place: behind the pairs, the value of the key that stands there; -1 elsewhere.
+
+    Args:
+        pairs: of a key and its value, with which each sequence begins.
+
+    Shapes: int64 (sequences, length) -> the same.
+
+    Raises:
+        UsageError: for a key that stands twice among the pairs or is asked twice, and a query without a pair.
+    """
+    keys, values, asked = tokens[:, : 2 * pairs : 2], tokens[:, 1 : 2 * pairs : 2], tokens[:, 2 * pairs :]
+    for part, where in ((keys, "among the pairs"), (asked, "among the queries")):
+        ordered = part.sort(1).values
+        again = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] > 0)
+        if bool(again.any()):
+            row, place = again.nonzero()[0].tolist()
+            raise UsageError(f"sequence {row} has the key {ordered[row, place]} twice {where}; give each key once.")
+    same = asked.unsqueeze(2) == keys.unsqueeze(1)  # (sequences, places, pairs)
+    if bool(((asked > 0) & ~same.any(2)).any()):
+        row, place = ((asked > 0) & ~same.any(2)).nonzero()[0].tolist()
+        raise UsageError(f"sequence {row} asks for the key {asked[row, place]}, which no pair has; give a key of one.")
+    found = values.gather(1, same.long().argmax(2)).masked_fill(~same.any(2), IGNORED)
+    return torch.cat((torch.full_like(tokens[:, : 2 * pairs], IGNORED), found), 1)
+
+
+def gap_shares(length: int, pairs: int) -> Tensor:
+    """Probabilities of the gaps between the pairs and a query, in steps of two tokens: float64 ((length - 2 pairs) / 2,).
+
+    p(g) ~ (g + 1)^(a - 1),   a = 0.01
+    """  # noqa: E501
+    shares = torch.arange(1, (length - 2 * pairs) // 2 + 1, dtype=torch.float64) ** (POWER - 1)
+    return shares / shares.sum()
+
+
+def make_sequences(length: int, pairs: int, vocab: int, seed: int, count: int) -> LabelledTokens:
+    """Sequences with distinct keys and values, each key asked once at a gap drawn without replacement; 0 elsewhere."""
+    generator = torch.Generator().manual_seed(seed)
+    half, shares = vocab // 2, gap_shares(length, pairs)
+    parts = []
+    for rows in torch.arange(count).split(max(_AT_ONCE // (half * 2), 1)):
+        draw = [
+            torch.rand(len(rows), most, generator=generator).topk(pairs, 1).indices for most in (half - 1, vocab - half)
+        ]
+        keys, values = draw[0] + 1, draw[1] + half
+        gaps = torch.multinomial(shares.expand(len(rows), -1), pairs, generator=generator)
+        queries = torch.zeros(len(rows), length - 2 * pairs, dtype=torch.int64).scatter(1, 2 * gaps, keys)
+        parts.append(torch.cat((torch.stack((keys, values), 2).flatten(1), queries), 1))
+    tokens = torch.cat(parts)
+    labels = torch.cat([answers(part, pairs) for part in tokens.split(4096)])
+    return LabelledTokens(tokens, labels)
+
+
+def load_sequences(length: int, pairs: int, vocab: int, splits: Mapping[str, int], wanted: Wanted) -> Splits:
+    """The splits of made sequences: the same on every machine, a limit takes the first ones."""
+    sizes = dict(splits)
+    if wanted.limit is not None:
+        sizes["train"] = min(sizes["train"], wanted.limit)
+    made = {split: make_sequences(length, pairs, vocab, number, sizes[split]) for number, split in enumerate(sizes)}
+    return Splits(made["train"], made["validation"], made["test"], (), 1, 0)

@@ -1,0 +1,55 @@
+"""Multi-query associative recall (MQAR): pairs of keys and values, then keys alone; the answer to a key is its value.
+
+Sequences are generated from a seed, with exact answers. A model of language needs such recall, and linear mixers of
+tokens have it in as much as their state is large.
+"""
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mereo.data.registry import register_dataset
+from mereo.errors import UsageError, check_count
+
+if TYPE_CHECKING:
+    from mereo.data.load import Splits, Wanted
+
+PAIRS = {64: 4, 128: 8, 256: 16, 512: 64}
+"""The lengths of arXiv:2405.15731, each with its number of pairs."""
+HELD_OUT = 3000
+"""Sequences of the validation and of the test split."""
+
+
+def load(wanted: "Wanted", *, length: int, pairs: int, vocab: int, splits: dict[str, int]) -> "Splits":
+    """Made in seconds; nothing is read from the root."""
+    from mereo.data.recall import load_sequences
+
+    return load_sequences(length, pairs, vocab, splits, wanted)
+
+
+def configure(*, length: int = 64, pairs: int = 0, vocab: int = 256, train: int = 20000) -> dict[str, Any]:
+    """Options: length of a sequence (64), number of pairs (4, 8, 16 and 64 at the lengths 64, 128, 256 and 512, else a
+    sixteenth of the length), size of the vocabulary (256; 8192 in the paper), number of training sequences (20000)."""
+    check_count(1, train=train)
+    pairs = pairs or PAIRS.get(length, length // 16)
+    if not 1 <= pairs <= length // 4:
+        raise UsageError(
+            f"pairs is {pairs} and length {length}; pairs and queries take 4 tokens each: give 1 to {length // 4}."
+        )
+    if pairs > vocab // 2 - 1:
+        raise UsageError(f"vocab is {vocab} and pairs {pairs}; distinct keys need a vocabulary of {2 * pairs + 2}.")
+    splits = {"train": train, "validation": HELD_OUT, "test": HELD_OUT}
+    made = partial(load, length=length, pairs=pairs, vocab=vocab, splits=splits)
+    return {"load": made, "splits": splits, "num_classes": vocab}
+
+
+register_dataset(
+    "mqar",
+    summary="4 pairs of a key and a value, then each key again, asking for its value; generated when needed",
+    source="Arora et al., arXiv:2312.04927; the lengths of arXiv:2405.15731",
+    in_chans=1,
+    size=None,
+    augment=(),
+    fields=("tokens", "labels"),
+    configure=configure,
+    **configure(),
+)
