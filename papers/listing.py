@@ -18,6 +18,7 @@ NAMES = (
     "constellations",
     "defaults",
     "evit",
+    "gates",
     "kiefer_generative_capsules",
     "lightning",
     "moh",
