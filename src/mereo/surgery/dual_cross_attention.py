@@ -72,12 +72,13 @@ class _Pass:
     Attributes:
         pairs: the partner of each image in the second half of the doubled batch, int64 (batch,); None if not doubled.
         maps: couplings of each layer, the mean over its heads, by its number.
-        tokens: after the last block, (batch, tokens, dim).
+        tokens, paired: after the last block, of both halves, (batch, tokens, dim).
     """
 
     pairs: Tensor | None = None
     maps: dict[int, Tensor] = field(default_factory=dict)
     tokens: Tensor | None = None
+    paired: Tensor | None = None
 
 
 class PairAttention(HostedAttention):
@@ -108,7 +109,7 @@ class PairAttention(HostedAttention):
         pairs = self.state.pairs
         if pairs is None:
             return self._alone(q, k, v).transpose(1, 2).flatten(2)
-        size = len(pairs)
+        size = pairs.shape[0]
         out = self._alone(q[:size], k[:size], v[:size])
         start = 0 if self.partner == "plain" else size
         keys, values = (torch.cat((x[size:], x[start : start + size][pairs]), 2) for x in (k, v))
@@ -153,7 +154,7 @@ class DualBranches(nn.Module):
     def draw(self, like: Tensor) -> Tensor:
         """The partner of each image of a batch."""
         if self.pairs is None:
-            return torch.randperm(len(like), device=like.device)
+            return torch.randperm(like.shape[0], device=like.device)
         if self.pairs.shape != like.shape[:1]:
             raise UsageError(f"pairs is {tuple(self.pairs.shape)} for {len(like)} images; give a number for each.")
         return self.pairs.to(like.device)
@@ -183,14 +184,16 @@ class _Double:
 
 
 class _Keep:
-    """After the last block: keep the tokens of the first half."""
+    """After the last block: keep the tokens of both halves, and let the first one go on."""
 
     def __init__(self, state: _Pass) -> None:
         self.state = state
 
-    def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
-        pairs = self.state.pairs
-        self.state.tokens = output if pairs is None else output[: len(pairs)]
+    def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        state = self.state
+        size = output.shape[0] if state.pairs is None else state.pairs.shape[0]
+        state.tokens, state.paired = output[:size], output[size:]
+        return state.tokens
 
 
 class _Answer:
@@ -199,24 +202,23 @@ class _Answer:
     def __init__(self, branches: DualBranches, state: _Pass) -> None:
         self.branches, self.state = branches, state
 
-    def __call__(self, module: nn.Module, inputs: Any, scores: Tensor) -> Tensor:
-        state, branches = self.state, self.branches
-        paired: list[Tensor] = []
-        if state.pairs is not None:
-            scores, *paired = scores.split(len(state.pairs))
-        second = branches(state) if branches.block is not None else None
-        state.tokens, state.maps = None, {}
-        if second is not None and second.shape != scores.shape:
-            raise UsageError(
-                f"the network gives {scores.shape[1]} scores and its second classifier {second.shape[1]}; call"
-                " dual_cross_attention after reset_classifier."
-            )
+    def __call__(self, module: Any, inputs: Any, scores: Tensor) -> Tensor:
+        state, branches, answers = self.state, self.branches, [scores]
+        if branches.block is not None:
+            answers.append(branches(state))
+            if answers[1].shape != scores.shape:
+                raise UsageError(
+                    f"the network gives {scores.shape[1]} scores and its second classifier {answers[1].shape[1]}; call"
+                    " dual_cross_attention after reset_classifier."
+                )
+        if state.pairs is not None and state.paired is not None:
+            answers.append(module.head(module.norm(state.paired)[:, 0]))
+        state.tokens, state.paired, state.maps = None, None, {}
         if branches.training:
-            branches.loss([scores, *(() if second is None else (second,)), *paired])
+            branches.loss(answers)
+        if branches.training or len(answers) == 1:
             return scores
-        if second is None:
-            return scores
-        shares = [each.to(accumulation_type(each)).log_softmax(1) for each in (scores, second)]
+        shares = [each.to(accumulation_type(each)).log_softmax(1) for each in answers]
         return (torch.logaddexp(*shares) - math.log(2)).to(scores.dtype)
 
 
@@ -248,8 +250,8 @@ def dual_cross_attention(
         pairwise: whether images have partners in training. `network.dual.pairs` sets them; they are random by default.
         partner: the stream of the partner's keys and values: "plain", of its own answer, or "pair".
 
-    Shapes: as for `model`. In training its features have the images twice, the second time with their partners.
-        Recorded: couplings of each layer, and `dual.block.kept`, int64 (batch, count), the patches that were chosen.
+    Shapes: as for `model`. Recorded: couplings of each layer, and `dual.block.kept`, int64 (batch, count), the numbers
+        of the chosen patches.
 
     Raises:
         UsageError: for a model without a class token or a classifier, and blocks that compute something else.

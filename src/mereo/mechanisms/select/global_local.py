@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from mereo.core import Coupling, Signal, mechanism
 from mereo.core.kernels.attention import attend
 from mereo.errors import UsageError, check_fraction
-from mereo.layers.transformer_block import TransformerBlock
 from mereo.mechanisms.attention.hosted import HostedAttention, attention_drop, cross_heads, merge_heads, optional
-from mereo.mechanisms.select.evit import order_of
+from mereo.mechanisms.select.evit import _Block, order_of
 
 
 def rollout_row(maps: Sequence[Tensor]) -> Tensor:
@@ -75,7 +74,7 @@ class _CrossAttention(HostedAttention):
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     kept = torch.stack([torch.randperm(12)[:4] for _ in range(2)])
-    return GlobalLocalBlock(TransformerBlock(8, 2, 16)), (torch.randn(2, 13, 8), kept)
+    return GlobalLocalBlock(_Block(8, 2)), (torch.randn(2, 13, 8), kept)
 
 
 @mechanism(
@@ -84,7 +83,6 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     source="arXiv:2205.02151",
     records="kept tokens",
     also_records=("couplings",),
-    zero_gradients={"attn.qkv.bias": "of the keys: it adds the same to every score of a receiver"},
     largest_input=1e15,  # the layer norms of the block
     example=_example,
 )
@@ -127,7 +125,7 @@ class GlobalLocalBlock(nn.Module):
 
     def forward(self, tokens: Tensor, kept: Tensor) -> Tensor:
         patches = self.prefix + self.kept(kept)
-        first = torch.arange(self.prefix, device=kept.device).expand(len(kept), -1)
+        first = torch.arange(self.prefix, device=kept.device).expand(kept.shape[0], -1)
         rows = torch.cat((first, patches), 1).unsqueeze(-1).expand(-1, -1, tokens.shape[-1])
         normed = self.norm1(tokens)
         z = tokens.gather(1, rows) + self._branch(1, self.attn(normed.gather(1, rows), normed))
