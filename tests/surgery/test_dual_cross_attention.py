@@ -257,6 +257,10 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(UsageError, match="partner"):
         dual_cross_attention(transformer(), partner="both")
     network: Any = dual_cross_attention(transformer(), 0.3)
+    with pytest.raises(UsageError, match="already"):
+        dual_cross_attention(network)
+    with pytest.raises(UsageError, match="blocks were changed"):
+        mereo.evit(network, 0.5)(images())
     network.dual.pairs = torch.arange(3)
     with pytest.raises(UsageError, match="pairs"):
         network.train()(images())

@@ -162,11 +162,13 @@ class DualBranches(nn.Module):
     def forward(self, state: _Pass) -> Tensor:
         """The second answer, (batch, classes)."""
         assert self.block is not None and self.norm is not None and self.classifier is not None
-        assert state.tokens is not None and self.share is not None
-        if len(state.maps) < self.layers:
-            raise UsageError("attention was replaced after dual_cross_attention; replace it before, or leave it.")
-        row = rollout_row([state.maps[number] for number in sorted(state.maps)])
-        rows = self.block(state.tokens, most_important(row, self.prefix, self.share))
+        assert self.share is not None
+        maps, tokens = [state.maps[number] for number in sorted(state.maps)], state.tokens
+        if tokens is None or [each.shape[1] for each in maps] != self.layers * [tokens.shape[1]]:
+            raise UsageError(
+                "blocks were changed after dual_cross_attention, which reads their attention; do that before."
+            )
+        rows = self.block(tokens, most_important(rollout_row(maps), self.prefix, self.share))
         scores: Tensor = self.classifier(self.norm(rows)[:, 0])
         return scores
 
@@ -266,6 +268,8 @@ def dual_cross_attention(
     if share is not None:
         check_fraction(share=share)
     prefix = prefix_of(model)
+    if hasattr(model, HELD_AS):
+        raise UsageError(f"model is a {type(model).__name__} that has {HELD_AS!r} already; give one without it.")
     if share is None and not pairwise:
         raise UsageError("share is None and pairwise is False, which changes nothing; give one of them.")
     if getattr(model, "global_pool", "token") != "token" or not isinstance(getattr(model, "head", None), nn.Linear):
