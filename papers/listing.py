@@ -19,6 +19,7 @@ NAMES = (
     "defaults",
     "dynamical_systems",
     "evit",
+    "gates",
     "kiefer_generative_capsules",
     "lightning",
     "moh",

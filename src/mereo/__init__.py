@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from mereo.mechanisms.scan import lightning_attention, prefix_attention
     from mereo.mechanisms.slots import create_mechanism
     from mereo.models import convert, create_model, is_model, list_models, load, save_weights
+    from mereo.surgery.dual_cross_attention import dual_cross_attention
     from mereo.surgery.evit import evit
     from mereo.surgery.insert import insert, remove
     from mereo.surgery.moh import moh
@@ -64,6 +65,7 @@ _HOMES = {
     "create_mechanism": "mereo.mechanisms.slots",
     "create_model": "mereo.models",
     "distil": "mereo.training.distil",
+    "dual_cross_attention": "mereo.surgery",
     "embed": "mereo.api",
     "evaluate": "mereo.api",
     "evit": "mereo.surgery",
@@ -113,6 +115,7 @@ __all__ = [
     "create_mechanism",
     "create_model",
     "distil",
+    "dual_cross_attention",
     "embed",
     "evaluate",
     "evit",

@@ -25,6 +25,7 @@ DONE: dict[str, Surgery] = {
     "moh": lambda m: mereo.moh(m, 0.5),
     "moh by tokens": lambda m: mereo.moh(m, 0.5, layers=(1,), routing="tokens"),
     "evit": lambda m: mereo.evit(m, (0.5, 0.6), layers=(0, 1)),
+    "dual": lambda m: mereo.dual_cross_attention(m, 0.5),
     "linearise": lambda m: linearise(m, 2, down_factor=2),
     "sea": lambda m: mereo.sea(m, columns=4, top_k=2),
     "sparsifiner": lambda m: mereo.sparsifiner(m, 0.5),
@@ -67,7 +68,8 @@ def test_files_and_folders_hold_a_surgery(name: str, tmp_path: Path) -> None:
 
 def test_every_surgery_is_tried() -> None:
     tried = {entry["name"] for make in DONE.values() for entry in make(vit()).config["surgery"]}
-    assert tried <= SURGERIES.keys() and tried >= {"moh", "evit", "linearise", "sea", "sparsifiner", "watchable"}
+    assert tried <= SURGERIES.keys() and tried >= {"moh", "evit", "dual_cross_attention", "linearise", "sea"}
+    assert tried >= {"sparsifiner", "watchable"}
 
 
 def test_timm_makes_the_same_of_a_folder(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ DONE: dict[str, Callable[[Any], nn.Module]] = {
     "moh": lambda m: mereo.moh(m, 0.5),
     "moh by tokens": lambda m: mereo.moh(m, 0.5, routing="tokens"),
     "evit": lambda m: mereo.evit(m, 0.5),
+    "dual": lambda m: mereo.dual_cross_attention(m, 0.5),
     "linearise": lambda m: linearise(m, 2),
     "sea": lambda m: mereo.sea(m, columns=4, top_k=2),
     "sparsifiner": lambda m: mereo.sparsifiner(m, 0.5),

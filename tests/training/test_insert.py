@@ -7,7 +7,8 @@ import torch
 
 import mereo
 from mereo.errors import UsageError
-from mereo.surgery.insert import Inserted
+from mereo.measure.conclusions import beside_first
+from mereo.surgery.insert import Inserted, describe_inserted
 from mereo.training.compare import make_study
 from mereo.training.config import TrainConfig
 from mereo.training.option_values import parse_insertion
@@ -28,6 +29,9 @@ def test_a_run_keeps_what_was_inserted_and_starts_others(tmp_path: Path) -> None
     run = mereo.train(**SHORT, **BLOCKS, **place, name="gated", insert=insert, weights=str(plain.folder.path))
     kept = TrainConfig.from_yaml(run.folder.config)
     assert kept.insert == insert and len(gates(run.model)) == 6
+    own = sum(parameter.numel() for gate in gates(run.model) for parameter in gate.parameters())
+    assert describe_inserted(run.model) == f"inserted: ELA, 3 times; SqueezeExcite, 3 times; {own:,} parameters"
+    assert describe_inserted(plain.model) is None
     images = torch.rand(2, *run.model.image_shape)
     again = mereo.load(run.folder.path)
     assert [entry["name"] for entry in again.config["surgery"]] == ["insert", "insert"]
@@ -71,12 +75,17 @@ def test_a_comparison_has_each_mechanism_in_each_network() -> None:
 
 def test_mechanisms_are_compared_over_seeds(tmp_path: Path) -> None:
     options = {"limit": 40, "batch_size": 16, "lr": 1e-3, "epochs": 1, "img_size": 16, "output": str(tmp_path)}
-    done = mereo.compare(
-        "resnet20:blocks=1,widths=[4,4,8]", insert=["none", "eca"], data="digits", seeds=2, quiet=True, **options
-    )
-    assert {row.model.rpartition("+")[2] for row in done.rows} >= {"eca"} and len(done.rows) == 2
+    alone, other = (f"resnet20:blocks=1,widths=[{widths}]" for widths in ("4,4,8", "4,4,4"))
+    done = mereo.compare(alone, insert=["eca", "none"], data="digits", seeds=2, quiet=True, **options)
     base, gated = sorted(done.rows, key=lambda row: row.parameters)
+    assert (base.model, gated.model) == (alone, f"{alone}+eca")
     assert gated.parameters > base.parameters and gated.macs > base.macs
-    assert any("beyond the seeds" in line.lower() for line in done.verdicts)
+    values = {row.model: [100 * value for value in row.values] for row in (base, gated)}
+    # The network alone is what the others are compared with, wherever it was given.
+    assert done.verdicts[:-1] == beside_first(values)
+    assert done.verdicts[-1].startswith(f"Time of training beside {alone}:")
+    both = mereo.compare([alone, other], insert=["eca", "none"], data="digits", seeds=2, quiet=True, **options)
+    assert len(both.rows) == 4 and both.verdicts[: len(done.verdicts) - 1] == done.verdicts[:-1]
+    assert both.verdicts[len(done.verdicts)].startswith(f"{other}: ")
     with pytest.raises(UsageError, match="family"):
         mereo.compare(insert=["se"], family="vision", data="digits")

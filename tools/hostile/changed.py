@@ -180,6 +180,7 @@ def _operations(random: Random) -> list[tuple[str, Callable[[Any], Any]]]:
         ("moh by tokens", lambda m: mereo.moh(m, 0.5, routing="tokens", gate=random.choice(["code", "paper"]))),
         ("evit", lambda m: mereo.evit(m, random.choice([0.3, 0.7, 1]), fuse=random.random() < 0.5)),
         ("evit by numbers", lambda m: mereo.evit(m, layers=(1,), tokens=(3,), normalize=True)),
+        ("dual", lambda m: mereo.dual_cross_attention(m, random.choice([0.1, 0.5, 1.0, None]))),
         ("linearise", lambda m: linearise(m, random.choice([1, 2, 2.5]), down_factor=random.choice([None, 2]))),
         ("sea", lambda m: mereo.sea(m, columns=4, top_k=random.choice([1, 2, 3.0]), layers=layers)),
         ("sparsifiner", lambda m: mereo.sparsifiner(m, random.choice([0.2, 0.5]), layers=layers)),

@@ -117,7 +117,8 @@ def compare(
     Args:
         models: networks, optionally with arguments after a colon, or recipes; with a family, kinds of network in it.
         insert: mechanisms to compare in each network, "none" for the network alone, see `mereo train --insert`; without
-            a network, in resnet20. Intervals over the seeds are then in place of further measurements.
+            a network, in resnet20. Each mechanism is compared with the same network alone, or with the first mechanism
+            if there is no "none". Intervals over the seeds are then in place of further measurements.
         family: compare the smallest preset of each kind of network in it with plain networks of their size.
         task: kind of prediction, which decides the metric.
         data, data_root: the data set or folder of images, and the folder of data sets.
@@ -150,7 +151,11 @@ def compare(
         rows = run_comparison(
             texts or [INSERTED_IN], seeds, output, given, recipe, say, "none", quiet=quiet, insert=insert
         )
-        verdicts = _beside_first(rows)
+        alone = insert.index("none") if "none" in insert else 0
+        verdicts = []
+        for start in range(0, len(rows), len(insert)):
+            of_one = rows[start : start + len(insert)]
+            verdicts += _beside_first([of_one[alone], *of_one[:alone], *of_one[alone + 1 :]])
     elif family is None:
         rows = run_comparison(texts, seeds, output, given, recipe, say, plain, quiet=quiet)
         measured, verdicts = _side_by_side(rows, given, say)

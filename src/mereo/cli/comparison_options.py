@@ -30,7 +30,7 @@ class CompareOptions:
     --family, kinds of network in it, such as capsnet; by default all."""
     insert: tuple[str, ...] = ()
     """Mechanisms to compare in each network, such as none se ela:preset=tiny, as in mereo train; none is the network
-    alone. Without a network, resnet20. By default no comparison of mechanisms."""
+    alone, which the others are compared with. Without a network, resnet20. By default no comparison of mechanisms."""
     family: Literal["capsule", "vision"] | None = None
     """Compare the smallest preset of each kind of network in a family with three plain networks of their size, on
     images of one size, trained upright, also under rotation, translation, occlusion, attack and at new viewpoints."""

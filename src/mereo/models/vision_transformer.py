@@ -182,7 +182,7 @@ class VisionTransformer(VisionModel):
             part, _, rest = name.partition(".")
             if part == "blocks":
                 return 1 + int(rest.partition(".")[0])
-            return last + 1 if part in self.classifier_parts else last if part == "norm" else 0
+            return last + 1 if part in (*self.classifier_parts, "dual") else last if part == "norm" else 0
 
         return {name: depth(name) for name, _ in self.named_parameters()}
 

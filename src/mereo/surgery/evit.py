@@ -17,7 +17,7 @@ from mereo.mechanisms.attention.dense import MultiHeadAttention
 from mereo.mechanisms.select.evit import ReducingBlock, exchange
 
 
-def _blocks_of(model: nn.Module) -> nn.ModuleList | nn.Sequential:
+def blocks_of(model: nn.Module) -> nn.ModuleList | nn.Sequential:
     """The transformer's blocks: the longest list of modules that all have attention and a feed-forward layer."""
     parts = ("norm1", "attn", "norm2", "mlp")
     lists = [
@@ -33,21 +33,21 @@ def _blocks_of(model: nn.Module) -> nn.ModuleList | nn.Sequential:
     return max(lists, key=len)
 
 
-def _prefix_of(model: nn.Module) -> int:
+def prefix_of(model: nn.Module) -> int:
     """Number of tokens before the patches; UsageError without a class token."""
     prefix = getattr(model, "num_prefix_tokens", None)
     prefix = int(getattr(model, "cls_token", None) is not None) if prefix is None else int(prefix)
     if prefix < 1 or (hasattr(model, "cls_token") and model.cls_token is None):
         raise UsageError(
-            f"model is a {type(model).__name__} without a class token, whose attention decides which patches stay;"
-            " give a transformer that has one."
+            f"model is a {type(model).__name__} without a class token, whose attention chooses patches; give a"
+            " transformer that has one."
         )
     return prefix
 
 
 @torch.no_grad()
-def _check_block(block: nn.Module, prefix: int, number: int) -> None:
-    """UsageError unless the block computes what `ReducingBlock` assumes, tried on random tokens."""
+def check_block(block: nn.Module, prefix: int, number: int) -> None:
+    """UsageError unless a block computes x + attn(norm1(x)) and then x + mlp(norm2(x)), tried on random tokens."""
     like = next(block.parameters())
     if like.is_meta:
         return
@@ -68,7 +68,7 @@ def _check_block(block: nn.Module, prefix: int, number: int) -> None:
     if not agrees:
         raise UsageError(
             f"block {number} is a {type(block).__name__} that computes something else than x + attn(norm1(x)) and then"
-            " x + mlp(norm2(x)) with attention over all tokens; EViT needs such blocks."
+            " x + mlp(norm2(x)) with attention over all tokens; such blocks are needed."
         )
 
 
@@ -147,10 +147,10 @@ def evit(
 
     Reference: arXiv:2202.07800, eq. 4 to 6.
     """
-    prefix, copy = _prefix_of(model), deepcopy(model)
-    blocks = _blocks_of(copy)
+    prefix, copy = prefix_of(model), deepcopy(model)
+    blocks = blocks_of(copy)
     for layer in _chosen(layers, len(blocks)):
-        _check_block(blocks[layer], prefix, layer)
+        check_block(blocks[layer], prefix, layer)
     reduce_blocks(blocks, prefix, keep_rate, layers, tokens=tokens, fuse=fuse, normalize=normalize)
     return copy
 

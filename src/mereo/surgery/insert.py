@@ -7,6 +7,7 @@ Cost: each mechanism's own, and one pass over what it adds to; `insert` reports 
 """
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -427,6 +428,15 @@ def remove(model: nn.Module) -> nn.Module:
         kept = {key: value for key, value in config.items() if key != "surgery"}
         model.config = kept | ({"surgery": rest} if rest else {})  # type: ignore[assignment]
     return whole
+
+
+def describe_inserted(model: nn.Module) -> str | None:
+    """A line on the mechanisms that a network was given, such as "inserted: ELA, 4 times; 9,600 parameters"."""
+    given = [each for each in model.modules() if isinstance(each, Inserted | Replaced)]
+    counts = Counter(type(each.mechanism).__name__ for each in given)
+    own = sum(parameter.numel() for each in given for parameter in each.parameters())
+    names = "; ".join(f"{name}, {count} time{'s' * (count > 1)}" for name, count in counts.items())
+    return f"inserted: {names}; {own:,} parameters" if given else None
 
 
 def _is_ours(held: nn.ModuleDict) -> bool:

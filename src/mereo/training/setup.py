@@ -16,6 +16,7 @@ from mereo.errors import MereoError, UsageError
 from mereo.escape import for_terminal
 from mereo.models import VisionModel
 from mereo.runtime.text import counted
+from mereo.surgery.insert import describe_inserted
 from mereo.tasks import Task
 from mereo.training.config import TrainConfig
 from mereo.training.plan import Plan, as_plan
@@ -205,6 +206,7 @@ def describe_setup(setup: Setup) -> list[str]:
         *describe_augmentation(setup),
         *setup.task.describe_data(splits.train, splits.validation, splits.test),
         setup.start,
+        describe_inserted(setup.model),
     )
     return [line for line in lines if line is not None]
 

@@ -10,6 +10,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import Coupling
@@ -42,6 +43,24 @@ def split_heads(attn: nn.Module, x: Tensor) -> Heads:
         q, k, v = (y.unflatten(-1, (heads, -1)).transpose(1, 2) for y in each)
         return q, k, v
     q, k, v = attn.qkv(x).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)  # type: ignore[operator]
+    return optional(attn, "q_norm")(q), optional(attn, "k_norm")(k), v
+
+
+def cross_heads(attn: nn.Module, x: Tensor, context: Tensor) -> Heads:
+    """Queries of some tokens, keys and values of others, by one layer: (batch, tokens, dim) each -> as `split_heads`.
+
+    Only the queries of x and the keys and values of the context are computed.
+    """
+    heads: int = attn.num_heads  # type: ignore[assignment]
+    if isinstance(getattr(attn, "query", None), nn.Linear):
+        q, k, v = attn.query(x), attn.key(context), attn.value(context)  # type: ignore[operator]
+    else:
+        weight, bias = attn.qkv.weight, attn.qkv.bias  # type: ignore[union-attr]
+        width = len(weight) // 3  # type: ignore[arg-type]
+        q_bias, kv_bias = (None, None) if bias is None else (bias[:width], bias[width:])  # type: ignore[index]
+        q = F.linear(x, weight[:width], q_bias)  # type: ignore[index]
+        k, v = F.linear(context, weight[width:], kv_bias).chunk(2, -1)  # type: ignore[index]
+    q, k, v = (each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in (q, k, v))
     return optional(attn, "q_norm")(q), optional(attn, "k_norm")(k), v
 
 
