@@ -257,14 +257,46 @@ def quantities_note(names: Sequence[str]) -> str:
     return "; give --task regression if these are quantities" if many else ""
 
 
+class SplitTargets(NamedTuple):
+    """The targets of each split.
+
+    Attributes:
+        rows: with targets, by split.
+        fields: the tensor of these rows, by split.
+        names: of the outputs.
+        evidence: what the columns hold, in a few words.
+    """
+
+    rows: dict[str, list[Any]]
+    fields: dict[str, Tensor]
+    names: tuple[str, ...]
+    evidence: str
+
+
 def targets_layout(
     rows: Sequence[Any], tree: Tree, where: Path, targets: Targets, options: LayoutOptions, *, evaluation: bool
 ) -> Layout:
     """The splits of the rows of a table with several labels or numbers, and the names of these.
 
     Args:
-        rows: of the table: `split`, `image` and `target`, None where a cell is empty.
-        tree: of the files.
+        tree: of the files that the rows name as `image`.
+        rows, where, targets, options, evaluation: as for `split_targets`.
+    """
+    found = split_targets(rows, where, targets, options, evaluation=evaluation)
+    splits = {}
+    for split, part in found.rows.items():
+        splits[split] = FileSplit(tree, [row.image for row in part], torch.zeros(len(part), dtype=torch.int64))
+        splits[split].fields = {targets.field: found.fields[split]}
+    return Layout(splits, found.names, found.evidence)
+
+
+def split_targets(
+    rows: Sequence[Any], where: Path, targets: Targets, options: LayoutOptions, *, evaluation: bool
+) -> SplitTargets:
+    """The several labels or numbers of each split, as tensors, and their names.
+
+    Args:
+        rows: with `split`, and `target`, None where a cell is empty.
         where: the table, for messages.
         targets: what the columns hold.
         options: with the names of the outputs of a trained network, which decide the order.
@@ -282,13 +314,10 @@ def targets_layout(
         raise UsageError(f"{where} has no training images; its split must be train for some rows, or left out.")
     make = _number_table if targets.field == "values" else _label_table
     names, table, evidence = make(kept, train, where, targets, options, evaluation)
-    splits = {}
-    for split in dict.fromkeys(row.split for row in kept):
-        part = [row for row in kept if row.split == split]
-        splits[split] = FileSplit(tree, [row.image for row in part], torch.zeros(len(part), dtype=torch.int64))
-        splits[split].fields = {targets.field: table(part)}
+    parts = {split: [row for row in kept if row.split == split] for split in dict.fromkeys(row.split for row in kept)}
+    fields = {split: table(part) for split, part in parts.items()}
     evidence = evidence.replace("{}", f"in the column{plural} {columns} of {where.name}", 1)
-    return Layout(splits, names, "; ".join([evidence, *notes]))
+    return SplitTargets(parts, fields, names, "; ".join([evidence, *notes]))
 
 
 _Made = tuple[tuple[str, ...], Callable[[Sequence[Any]], Tensor], str]
