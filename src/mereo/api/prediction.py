@@ -12,7 +12,7 @@ from mereo.api.display import html_table
 from mereo.api.images import Files, as_files, thumbnail
 from mereo.api.networks import Trained, trained_network
 from mereo.errors import UsageError, check_positive
-from mereo.files import check_name, check_outputs, open_regular, reading
+from mereo.files import check_name, check_outputs, reading, starts_with
 from mereo.inference.answer_report import DOCUMENT, output_files, prediction_rows, write_answers
 from mereo.inference.labelled import UNKNOWN, FolderAnswers, answer_folder, folder_labels
 from mereo.inference.point_predictions import predict_points, sets_of
@@ -310,8 +310,6 @@ def _check_out(out: Path, inputs: list[Path]) -> None:
     if out.suffix.lower() != ".csv":
         check_outputs("out", [document] if document.exists() else output_files(out), inputs)
         return
-    if out.exists():
-        with open_regular(out) as file:  # the table of an earlier prediction
-            if file.read(64).decode("utf-8-sig", errors="replace").startswith("image,class,probability,"):
-                return
+    if out.exists() and starts_with(out, "image,class,probability,"):  # the table of an earlier prediction
+        return
     check_outputs("out", [out], inputs)

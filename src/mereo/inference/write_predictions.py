@@ -15,7 +15,7 @@ from mereo.data import Batch, load_size
 from mereo.data.conversion import fit_box
 from mereo.data.decode import image_size_of
 from mereo.errors import UsageError
-from mereo.files import open_regular, write_atomically
+from mereo.files import starts_with, write_atomically
 from mereo.inference.evaluate import prepare_batch
 from mereo.inference.predict import Aside, Prediction, answer_files, describe_outputs, report_unreadable, task_of
 from mereo.inference.spreadsheet import table_text, write_table
@@ -23,7 +23,6 @@ from mereo.models import VisionModel
 from mereo.tasks.base import Seen, Task
 
 DOCUMENT, PICTURE = "predictions.json", "predictions.png"
-_LONGEST_HEADER = 2**20
 
 
 class Written(NamedTuple):
@@ -164,11 +163,8 @@ def check_table(out: Path, task: Task) -> None:
     if not task.cell_names:
         raise UsageError(f"out is {out}, and predictions of the task {task.name} do not fit a table; give a folder.")
     beside = out.with_suffix("") if task.file_column is not None else None
-    if out.exists():
-        with open_regular(out) as file:
-            first = file.readline(_LONGEST_HEADER).decode("utf-8-sig", errors="replace")
-        if first != table_text(table_header(task), ()):
-            raise UsageError(f"out is {out}, a file that mereo did not write; remove it or choose another path.")
+    if out.exists() and not starts_with(out, table_text(table_header(task), ())):
+        raise UsageError(f"out is {out}, a file that mereo did not write; remove it or choose another path.")
     if beside is None:
         return
     filled = not out.exists() and beside.is_dir() and any(beside.iterdir())
