@@ -109,6 +109,12 @@ def open_regular(path: str | Path) -> BinaryIO:
         raise
 
 
+def starts_with(path: Path, text: str) -> bool:
+    """Whether a file begins with some text, such as the header of a table that mereo writes."""
+    with open_regular(path) as file:
+        return file.read(len(text.encode()) + 3).decode("utf-8-sig", errors="replace").startswith(text)
+
+
 def read_regular(path: str | Path, most: int) -> bytes:
     """The content of a regular file; UsageError beyond `most` bytes or for anything that is not a file."""
     with open_regular(path) as file:

@@ -103,3 +103,17 @@ def test_what_cannot_be_written_or_searched_is_refused(folder: Path, tmp_path: P
         mereo.embed(WEIGHTS, broken)
     with pytest.warns(UserWarning, match=r"broken\.png"):
         assert len(mereo.embed(WEIGHTS, [broken, folder]).images) == 8
+
+
+def test_what_an_earlier_call_wrote_is_replaced_and_nothing_else(folder: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        for name in ("vectors.npy", "vectors.csv"):
+            mereo.embed(WEIGHTS, folder / "0.png", out=tmp_path / name)
+        mereo.search(WEIGHTS, folder, folder / "0.png", top=1, out=tmp_path / "found")
+    (tmp_path / "mine.csv").write_text("image,label\na.png,1\n")
+    np.save(tmp_path / "mine.npy", np.zeros((3, 2)))
+    for name in ("mine.csv", "mine.npy"):
+        content = (tmp_path / name).read_bytes()
+        with pytest.raises(UsageError, match="a file that mereo did not write"):
+            mereo.embed(WEIGHTS, folder / "0.png", out=tmp_path / name)
+        assert (tmp_path / name).read_bytes() == content

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from mereo.data import Augmentation, dataset_info, load_split, load_splits
+from mereo.data.decode import decode_mask
 from mereo.errors import MereoError, UsageError
 
 SIDE = 8
@@ -198,3 +199,17 @@ def test_shards_serve_masks_too(tmp_path: Path, form: str) -> None:
         batch = part.batch(torch.arange(count))
         assert batch.masks is not None
         check(batch.images, batch.masks)
+
+
+def test_masks_of_16_bits_are_read_if_their_indices_fit_8(tmp_path: Path) -> None:
+    def decoded(values: list[int], colours: tuple[tuple[int, int, int], ...] = ()) -> list[int]:
+        stream = io.BytesIO()
+        Image.fromarray(np.array([values], np.uint16)).save(stream, "PNG")
+        stream.seek(0)
+        return decode_mask(stream, colours)[0].tolist()
+
+    assert decoded([0, 3, 254, 255]) == [0, 3, 254, 255]
+    assert decoded([0, 65535, 0]) == [0, 255, 0]
+    assert decoded([0, 65535], ((0, 0, 0), (255, 255, 255))) == [0, 1]
+    with pytest.raises(ValueError, match="index 300; indices of classes are 0"):
+        decoded([0, 300])

@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from mereo.data import dataset_info, load_splits
+from mereo.data.layout import read_layout
 from mereo.data.layout_options import LayoutOptions
 from mereo.errors import UsageError
 
@@ -111,3 +114,26 @@ def test_labels_of_a_trained_network_keep_their_order(pictures: Path) -> None:
     assert layout is not None and layout.splits["train"].fields["multi_hot"][0].tolist() == [1, 0, 1]
     with pytest.raises(UsageError, match="a 6"):
         dataset_info(path, options=LayoutOptions(task="multilabel", names=("b", "c")))
+
+
+def numbers_table(folder: Path, cells: list[str], column: str = "age") -> Path:
+    """A table with semicolons, as spreadsheets write it where a comma is in the numbers."""
+    folder.mkdir()
+    for number, _ in enumerate(cells):
+        Image.fromarray(np.full((4, 4), number, np.uint8)).save(folder / f"{number}.png")
+    rows = [f"image;{column}", *(f"{number}.png;{cell}" for number, cell in enumerate(cells))]
+    (folder / "table.csv").write_text("\n".join(rows) + "\n")
+    return folder / "table.csv"
+
+
+def test_decimal_commas_are_numbers_of_a_regression(tmp_path: Path) -> None:
+    table = numbers_table(tmp_path / "a", ["3,14", "2,5", "-1,25", "", "7", ",5"])
+    split = read_layout(table, options=LayoutOptions(task="regression")).splits["train"]
+    assert split.fields["values"].flatten().tolist() == [pytest.approx(v) for v in (3.14, 2.5, -1.25, 7, 0.5)]
+    table = numbers_table(tmp_path / "b", ["3,5", "2,5", "3,5", "2,5"], "label")
+    with pytest.raises(UsageError, match=r"'3,5'.*--task regression.*--task multilabel"):
+        read_layout(table)
+    assert read_layout(table, options=LayoutOptions(task="multilabel")).names == ("2", "3", "5")
+    table = numbers_table(tmp_path / "c", ["1,234", "12,500"])
+    with pytest.raises(UsageError, match=r"'1,234'.*a fraction or thousands"):
+        read_layout(table, options=LayoutOptions(task="regression"))

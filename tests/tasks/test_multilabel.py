@@ -102,7 +102,7 @@ def test_a_folder_is_trained_evaluated_predicted_and_explained(
     figures = mereo.evaluate(run).models
     assert next(iter(figures.values()))["metrics"]["exact_match"] == run.test_best.values["exact_match"]
     written = mereo.predict(run, str(tmp_path / "data" / "images" / "0*.png"), out=tmp_path / "out").written
-    lines = (tmp_path / "out" / "predictions.csv").read_text().splitlines()
+    lines = (tmp_path / "out" / "predictions.csv").read_text("utf-8-sig").splitlines()
     assert lines[0] == "image,labels,green,red" and len(lines) == 11 and tmp_path / "out" / "predictions.png" in written
     explained = mereo.explain(run, str(tmp_path / "data" / "images" / "01.png"), classes="green")
     assert explained.classes == ["green"] and explained.picture().startswith(b"\x89PNG")

@@ -119,7 +119,8 @@ def test_a_table_is_trained_evaluated_and_predicted_in_its_units(
     assert figures["metrics"]["rmse"] == run.test_best.values["rmse"] and "r2" in figures["intervals"]
     predictions = mereo.predict(run, str(data / "images"), out=tmp_path / "out")
     assert all(500 < item.values["brightness"] < 1600 for item in predictions)
-    assert (tmp_path / "out" / "predictions.csv").read_text().splitlines()[0] == "image,brightness"
+    table = (tmp_path / "out" / "predictions.csv").read_text("utf-8-sig")
+    assert table.splitlines()[0] == "image,predicted brightness"
     # A table of others is read by the column of the network.
     other = tmp_path / "other.csv"
     lines = (data / "numbers.csv").read_text().replace("images/", "data/images/").splitlines()

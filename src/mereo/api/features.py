@@ -1,6 +1,8 @@
 """`mereo.embed` and `mereo.search`: features of images, and the images that are most similar to others."""
 
 import io
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +12,7 @@ import torch
 from mereo.api.images import as_files
 from mereo.api.networks import trained_network
 from mereo.errors import UsageError, check_positive
-from mereo.files import check_outputs, reading, write_atomically
+from mereo.files import check_outputs, reading, starts_with, write_atomically
 from mereo.inference.features import embed_files, nearest
 from mereo.inference.predict import read_good
 from mereo.runtime.progress import Reporter
@@ -67,6 +69,26 @@ def names_file(out: Path) -> Path:
     return out.with_suffix(".images.txt")
 
 
+def _is_earlier(path: Path) -> bool:
+    """Whether `embed` or `search` wrote a file: a table by its header, an array by the list of images beside it."""
+    if not path.is_file():
+        return False
+    if path.suffix.lower() == ".csv":
+        return any(starts_with(path, header) for header in ("image,0", "query,nearest 1,similarity 1"))
+    if path.suffix.lower() == ".npy" and names_file(path).is_file():
+        with suppress(ValueError, OSError, EOFError):
+            held = np.load(path, mmap_mode="r", allow_pickle=False)
+            return held.ndim == 2 and len(names_file(path).read_bytes().splitlines()) == len(held)
+    return False
+
+
+def _check_outputs(written: Sequence[Path], inputs: Sequence[Path]) -> None:
+    """UsageError for a file that must not be replaced; a list of images goes with its array."""
+    earlier = {path for path in written if _is_earlier(path)}
+    earlier |= {names_file(path) for path in earlier}
+    check_outputs("out", [path for path in written if path not in earlier], inputs)
+
+
 def check_vectors_file(out: Path) -> None:
     """UsageError for a file that is neither an array nor a table."""
     if out.suffix.lower() not in (".npy", ".csv"):
@@ -105,7 +127,7 @@ def embed(
     network, source = trained_network(model, device, images=images)
     with as_files(images) as files, reading(*files.paths, source):
         written = [] if target is None else [target, *([names_file(target)] if target.suffix.lower() == ".npy" else [])]
-        check_outputs("out", written, [*files.paths, source])
+        _check_outputs(written, [*files.paths, source])
         with Reporter(silent=quiet).stage("embedded", len(files.paths)) as done:
             read, vectors = embed_files(network, files.paths, batch_size=batch_size, strict=strict, progress=done)
         names = [files.names.get(path, path) for path in read]
@@ -153,7 +175,7 @@ def search(
     trained = trained_network(model, device, images=gallery)
     with as_files(gallery) as held, as_files(queries) as asked, reading(*held.paths, *asked.paths, trained.source):
         written = [] if folder is None else [folder / TABLE, folder / PICTURE]
-        check_outputs("out", written, [*held.paths, *asked.paths, trained.source])
+        _check_outputs(written, [*held.paths, *asked.paths, trained.source])
         every = list(dict.fromkeys([*held.paths, *asked.paths]))  # a file that is in both is read once
         with Reporter(silent=quiet).stage("embedded", len(every)) as done:
             read, vectors = embed_files(trained.model, every, batch_size=batch_size, strict=strict, progress=done)

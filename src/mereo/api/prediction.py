@@ -12,7 +12,7 @@ from mereo.api.display import html_table
 from mereo.api.images import Files, as_files, thumbnail
 from mereo.api.networks import Trained, trained_network
 from mereo.errors import UsageError, check_positive
-from mereo.files import check_outputs, open_regular, reading
+from mereo.files import check_name, check_outputs, reading, starts_with
 from mereo.inference.answer_report import DOCUMENT, output_files, prediction_rows, write_answers
 from mereo.inference.labelled import UNKNOWN, FolderAnswers, answer_folder, folder_labels
 from mereo.inference.point_predictions import predict_points, sets_of
@@ -20,10 +20,11 @@ from mereo.inference.predict import Prediction, class_names, describe_outputs, r
 from mereo.inference.predict import predict as predict_files
 from mereo.inference.spreadsheet import write_table
 from mereo.inference.views import mean_over_views
-from mereo.inference.write_predictions import write_predictions
+from mereo.inference.write_predictions import check_table, is_csv, write_predictions
 from mereo.models import VisionModel
 from mereo.runtime.progress import Reporter
 from mereo.runtime.text import percent, text_table
+from mereo.tasks import Task
 from mereo.training.arguments import typed
 from mereo.training.fingerprints import trained_on
 
@@ -102,7 +103,10 @@ class Predictions(Sequence[Prediction]):
     def write(self, out: str | Path) -> list[Path]:
         """Write the answers of a classifier: a folder with a table and a picture of the errors, or a table (.csv)."""
         if self.answers is None:
-            raise UsageError("there are no answers to write: the predictions are only a part, or not a classifier's.")
+            raise UsageError(
+                "there are no answers to write: the predictions are only a part, or not a classifier's; give out to"
+                " mereo.predict."
+            )
         if Path(out).suffix.lower() == ".csv":
             self.written = [write_table(Path(out), *prediction_rows(self.answers))]
         else:
@@ -186,7 +190,8 @@ def predict(
             reads points, their files (.csv, .json, .npz), arrays (n, 2) or (sets, n, 2), or a list of these.
         top: classes of a prediction, the highest score first.
         labels: whether the names of folders are labels: if they are names of classes, always, or never.
-        out: folder for a table and pictures, or a file that ends in .csv; nothing is written when None.
+        out: folder for tables, pictures and masks, or a file that ends in .csv for the table only, with masks in a
+            folder of its name; nothing is written when None.
         tta: average the scores over the image and changes of it, as in training.
         five_crop: average the scores over five crops of the image.
         batch_size: images per forward pass.
@@ -222,9 +227,9 @@ def predict(
             items = [Prediction(path, each) for path, each in zip(answers.paths, values, strict=True)]
             answers = replace(answers, paths=[files.names.get(path, path) for path in answers.paths])
         elif target is not None:
-            _check_out_of_task(target, task_of(network).name)
+            _check_out_of_task(target, task_of(network))
             items, written = write_predictions(
-                network, files.paths, target, top=top, batch_size=batch_size, strict=strict
+                network, files.paths, target, names=files.names, top=top, batch_size=batch_size, strict=strict
             )
         else:
             items = list(predict_files(network, files.paths, top=top, batch_size=batch_size, strict=strict))
@@ -241,18 +246,20 @@ def predict(
 def _of_points(trained: Trained, points: Any, top: int, out: Path | None, batch_size: int) -> Predictions:
     """The predictions of a network that reads points, written into a folder if there is one."""
     if out is not None:
-        _check_out_of_task(out, task_of(trained.model).name)
+        _check_out_of_task(out, task_of(trained.model))
     items, written = predict_points(trained.model, sets_of(points), out, top=top, batch_size=batch_size)
     predictions = Predictions(items, trained.source, what="set")
     predictions.written = written
     return predictions
 
 
-def _check_out_of_task(out: Path, task: str) -> None:
-    """Refuse a table, and a folder with files that no earlier prediction wrote."""
-    if out.suffix.lower() == ".csv":
-        raise UsageError(f"out is {out}, and the task {task} writes several files; give a folder.")
-    if out.is_dir() and any(out.iterdir()) and not (out / DOCUMENT).is_file():
+def _check_out_of_task(out: Path, task: Task) -> None:
+    """Refuse to replace files that no earlier prediction wrote, and a table for a task without one."""
+    check_name("out", out)
+    check_out(out)
+    if is_csv(out):
+        check_table(out, task)
+    elif out.is_dir() and any(out.iterdir()) and not (out / DOCUMENT).is_file():
         raise UsageError(f"out is {out}, a folder with files that mereo did not write; give another one.")
 
 
@@ -303,8 +310,6 @@ def _check_out(out: Path, inputs: list[Path]) -> None:
     if out.suffix.lower() != ".csv":
         check_outputs("out", [document] if document.exists() else output_files(out), inputs)
         return
-    if out.exists():
-        with open_regular(out) as file:  # the table of an earlier prediction
-            if file.read(64).decode("utf-8-sig", errors="replace").startswith("image,class,probability,"):
-                return
+    if out.exists() and starts_with(out, "image,class,probability,"):  # the table of an earlier prediction
+        return
     check_outputs("out", [out], inputs)

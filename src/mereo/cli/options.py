@@ -58,8 +58,10 @@ class PredictOptions:
     top: int = 3
     """Number of classes to print for each image, best first."""
     out: Path | None = None
-    """Folder for the predictions as a table and pictures, or a file that ends in .csv for the table only; for labelled
-    images by default predictions, predictions-2, ..."""
+    """Folder for the predictions as a table and pictures, or a file that ends in .csv for the table only, a row for
+    each image: of a classifier its answer, of several labels their probabilities, of a regression the numbers, of an
+    embedding the vector, of a segmentation the mask (in NAME/masks beside NAME.csv) and the share of each class. For
+    labelled images by default predictions, predictions-2, ..."""
     labels: Literal["auto", "folders", "none"] = "auto"
     """Whether the names of folders are labels: auto (if they are names of classes), folders (an error if none is),
     none."""

@@ -45,6 +45,8 @@ def run(words: list[str], command: str) -> None:
     if weights is None:
         say(f"using {source}", file=sys.stderr)
     if (reads, gives) == ("tokens", "tokens"):
+        if options.out is not None:
+            raise UsageError(f"out is {options.out}, and predictions for sequences are only printed; leave it out.")
         (_recall if task_of(model).name == "recall" else _continue)(model, options, paths, source)
         return
     if reads not in ("images", "points"):
@@ -53,7 +55,8 @@ def run(words: list[str], command: str) -> None:
         raise UsageError(f"prompt is {options.prompt!r}, and {source} reads {reads}; give {reads}.")
     if reads == "images":
         warn_if_out_of_distribution(model, source, paths, chosen=weights is None)
-    out, writes_files = options.out, type(task_of(model)).write is not Task.write
+    out, task = options.out, task_of(model)
+    writes_files = bool(task.cell_names) or type(task).write is not Task.write
     if out is None and writes_files and not options.json:
         out = new_folder("predictions")
     inputs = given if reads == "images" else paths

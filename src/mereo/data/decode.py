@@ -1,7 +1,7 @@
 """One image file to uint8 pixels of a size, whatever its mode: bits, palette, alpha, 16 bit, float or CMYK."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -139,6 +139,8 @@ def decode(stream: BinaryIO, size: tuple[int, int], channels: int, *, reduce: bo
 
 VOID = 255
 """Index of pixels of a mask file that belong to no class."""
+_WHITE = 65535
+"""White of 16 bits."""
 
 
 Colours = tuple[tuple[int, int, int], ...]
@@ -150,8 +152,9 @@ _NEAR = 40
 def decode_mask(stream: BinaryIO, colours: Colours = ()) -> npt.NDArray[np.uint8]:
     """Read one mask at its own size: the class of each pixel, 255 for no class.
 
-    Without colours it is an image of class indices: it has a palette, is grey of 8 bits, or black and white; an image
-    in colour counts if its three channels are equal. With colours, a pixel has the class of the nearest one, unless all
+    Without colours it is an image of class indices: it has a palette, is grey, or black and white; an image in colour
+    counts if its three channels are equal, and one of more than 8 bits if its indices fit 8, or it is black and white.
+    With colours, a pixel has the class of the nearest one, unless all
     are far from it.
 
     Shapes: -> uint8 (height, width).
@@ -159,7 +162,8 @@ def decode_mask(stream: BinaryIO, colours: Colours = ()) -> npt.NDArray[np.uint8
     from PIL import Image, ImageOps
 
     with _opened(stream) as opened:
-        if opened.mode not in ("P", "L", "1", "RGB", "RGBA"):
+        deep = opened.mode.startswith("I")
+        if not deep and opened.mode not in ("P", "L", "1", "RGB", "RGBA"):
             raise ValueError(
                 f"a mask of mode {opened.mode}; it must be an index image: one channel of 8 bits, the class of each"
                 " pixel, 255 for none"
@@ -169,6 +173,9 @@ def decode_mask(stream: BinaryIO, colours: Colours = ()) -> npt.NDArray[np.uint8
             raise ValueError(f"{opened.width} x {opened.height} pixels, more than the limit of {limit}")
         with IN_FLIGHT.take(opened.width * opened.height * _BYTES_PER_PIXEL):
             ImageOps.exif_transpose(opened, in_place=True)
+            if deep:
+                found = _indices(np.asarray(opened))
+                return _nearest_colour(np.stack([found] * 3, -1), colours) if colours else found
             if colours:
                 return _nearest_colour(np.asarray(opened.convert("RGB")), colours)
             if opened.mode in ("P", "L", "1"):
@@ -179,6 +186,15 @@ def decode_mask(stream: BinaryIO, colours: Colours = ()) -> npt.NDArray[np.uint8
             f"a mask of mode {opened.mode} in colours; it must be an index image, or class_dict.csv list its colours"
         )
     return pixels[..., 0]
+
+
+def _indices(pixels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """The indices in a mask of more than 8 bits; ValueError for indices that do not fit 8."""
+    white = (pixels == _WHITE) if not ((pixels != 0) & (pixels != _WHITE)).any() else np.zeros_like(pixels, bool)
+    found = np.where(white, VOID, pixels)
+    if found.size and not 0 <= int(found.min()) <= int(found.max()) <= VOID:
+        raise ValueError(f"a mask with the index {int(found.max())}; indices of classes are 0 .. 254, and 255 for none")
+    return found.astype(np.uint8)
 
 
 def _nearest_colour(pixels: npt.NDArray[np.uint8], colours: Colours) -> npt.NDArray[np.uint8]:

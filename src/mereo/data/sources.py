@@ -87,7 +87,7 @@ def open_dataset(
     if info is not None and info.layout is not None and info.path is not None:
         return finish_splits(info.path, info.layout, info.in_chans)
     if is_stream(data, data_root(root)):
-        return open_stream(data, data_root(root), evaluation=evaluation)
+        return open_stream(data, data_root(root), evaluation=evaluation, options=options)
     path = _find_path(data, root)
     layout = read_layout(path, evaluation=evaluation, unseen=unseen, options=options)
     return own_splits(layout) if evaluation else finish_splits(path, layout)
@@ -128,13 +128,15 @@ def dataset_info(
     if inputs not in (None, "images"):
         raise UsageError(f"data is {str(data)!r}, a path, and {inputs} are needed, which only data sets by name have.")
     if is_stream(data, data_root(root)):
-        dataset = open_stream(data, data_root(root))
-        counts = {split: len(part) for split, part in dataset.splits.items()}
-        summary = f"streamed images, {len(dataset.class_names)} classes"
-        masked = getattr(dataset.splits["train"], "masks", None) is not None
+        dataset = open_stream(data, data_root(root), options=options)
+        counts, train = {split: len(part) for split, part in dataset.splits.items()}, dataset.splits["train"]
+        fields = ("masks",) if getattr(train, "masks", None) is not None else tuple(getattr(train, "fields", ()))
+        what = {"multi_hot": "labels", "values": "numbers"}.get(fields[0] if fields else "", "classes")
+        names = ", ".join(dataset.class_names[:_SHOWN]) + (", ..." if len(dataset.class_names) > _SHOWN else "")
+        summary = f"streamed images, {len(dataset.class_names)} {what} ({names})"
         return DatasetInfo(
             str(data), summary, str(data), len(dataset.class_names), dataset.in_chans, None, counts,
-            fields=("images", "masks" if masked else "labels"), read=lambda root, download: dataset, opened=dataset,
+            fields=("images", *(fields or ("labels",))), read=lambda root, download: dataset, opened=dataset,
         )  # fmt: skip
     path = _find_path(data, root)
     layout = read_layout(path, unseen=unseen, options=options)

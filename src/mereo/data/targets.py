@@ -1,6 +1,7 @@
 """Several labels of each image, or numbers, in the columns of a table."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ _SEPARATORS = (";", "|")
 """What separates several labels in a cell; a comma and a space do too where --task multilabel is given."""
 _MISSING = frozenset({"", "nan", "na", "n/a", "none", "null"})
 _BITS = {"0": 0, "0.0": 0, "false": 0, "no": 0, "-1": -1, "-1.0": -1, "1": 1, "1.0": 1, "true": 1, "yes": 1}
+_DECIMAL_COMMA, _THOUSANDS = re.compile(r"[+-]?\d*(,\d+)?"), re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})?")
 _MANY, _SHOWN = 20, 5
 """Numbers from which on whole numbers may be quantities rather than classes; names that are shown."""
 
@@ -62,10 +64,11 @@ class Targets(NamedTuple):
             return None
         if self.field == "multi_hot":
             return tuple(name for name, cell in zip(self.columns, cells, strict=True) if _bit(cell) == 1)
-        for name, cell in zip(self.columns, cells, strict=True):
-            if not math.isfinite(float(cell)):
+        numbers = [float(cell.replace(",", ".")) for cell in cells]
+        for name, cell, number in zip(self.columns, cells, numbers, strict=True):
+            if not math.isfinite(number):
                 raise UsageError(f"{where}: {name} is {cell!r}; it must be a finite number, or empty for none.")
-        return tuple(map(float, cells))
+        return tuple(numbers)
 
 
 def is_number(cell: str) -> bool:
@@ -75,6 +78,12 @@ def is_number(cell: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _has_decimal_commas(values: Iterable[str]) -> bool:
+    """Whether all values are numbers, some of them with a comma in the place of a point."""
+    values = [*values]
+    return any("," in value for value in values) and all(_DECIMAL_COMMA.fullmatch(value) for value in values)
 
 
 def _bit(cell: str) -> int | None:
@@ -124,7 +133,11 @@ def find_targets(
     binary = [name for name, values in free.items() if _is_binary(values)]
     columns = given or ((found["label"],) if found["label"] else ())
     if not columns:
-        numeric = [name for name, values in free.items() if values and all(map(is_number, values))]
+        numeric = [
+            name
+            for name, values in free.items()
+            if values and (all(map(is_number, values)) or (task == "regression" and _has_decimal_commas(values)))
+        ]
         fractions = [name for name in numeric if has_fractions(free[name])]
         if task == "regression":
             numeric = numeric or [name for name, values in free.items() if _mostly_numbers(values)]
@@ -145,6 +158,12 @@ def find_targets(
                 for name in free:
                     _are_numbers(path, (name,), free, several=False)  # numbers with other text in between
             return None
+    comma = next((name for name in columns if task is None and _has_decimal_commas(free[name])), None)
+    if comma is not None:
+        raise UsageError(
+            f"{path} has {next(value for value in free[comma] if ',' in value)!r} in the column {comma!r}; give --task"
+            " regression if these are numbers with a decimal comma, or --task multilabel if they are labels."
+        )
     if task == "regression" or (task is None and _are_numbers(path, columns, free, several=len(columns) > 1)):
         return _of_numbers(path, columns, cells)
     if len(columns) > 1:
@@ -230,7 +249,13 @@ def _of_numbers(path: Path, columns: tuple[str, ...], cells: Cells) -> Targets:
         values = filled(name, cells)
         if not values:
             raise UsageError(f"{path} has no number in the column {name!r}; leave it out of --label-column.")
-        if not all(map(is_number, values)):
+        if _has_decimal_commas(values):
+            if all(map(_THOUSANDS.fullmatch, values)):
+                raise UsageError(
+                    f"{path} has {next(value for value in values if ',' in value)!r} in the column {name!r}, which may"
+                    " be a fraction or thousands; write it without the comma, or with a point."
+                )
+        elif not all(map(is_number, values)):
             raise _mixed(path, name, values)
     return Targets("values", columns)
 
@@ -257,14 +282,46 @@ def quantities_note(names: Sequence[str]) -> str:
     return "; give --task regression if these are quantities" if many else ""
 
 
+class SplitTargets(NamedTuple):
+    """The targets of each split.
+
+    Attributes:
+        rows: with targets, by split.
+        fields: the tensor of these rows, by split.
+        names: of the outputs.
+        evidence: what the columns hold, in a few words.
+    """
+
+    rows: dict[str, list[Any]]
+    fields: dict[str, Tensor]
+    names: tuple[str, ...]
+    evidence: str
+
+
 def targets_layout(
     rows: Sequence[Any], tree: Tree, where: Path, targets: Targets, options: LayoutOptions, *, evaluation: bool
 ) -> Layout:
     """The splits of the rows of a table with several labels or numbers, and the names of these.
 
     Args:
-        rows: of the table: `split`, `image` and `target`, None where a cell is empty.
-        tree: of the files.
+        tree: of the files that the rows name as `image`.
+        rows, where, targets, options, evaluation: as for `split_targets`.
+    """
+    found = split_targets(rows, where, targets, options, evaluation=evaluation)
+    splits = {}
+    for split, part in found.rows.items():
+        splits[split] = FileSplit(tree, [row.image for row in part], torch.zeros(len(part), dtype=torch.int64))
+        splits[split].fields = {targets.field: found.fields[split]}
+    return Layout(splits, found.names, found.evidence)
+
+
+def split_targets(
+    rows: Sequence[Any], where: Path, targets: Targets, options: LayoutOptions, *, evaluation: bool
+) -> SplitTargets:
+    """The several labels or numbers of each split, as tensors, and their names.
+
+    Args:
+        rows: with `split`, and `target`, None where a cell is empty.
         where: the table, for messages.
         targets: what the columns hold.
         options: with the names of the outputs of a trained network, which decide the order.
@@ -282,13 +339,10 @@ def targets_layout(
         raise UsageError(f"{where} has no training images; its split must be train for some rows, or left out.")
     make = _number_table if targets.field == "values" else _label_table
     names, table, evidence = make(kept, train, where, targets, options, evaluation)
-    splits = {}
-    for split in dict.fromkeys(row.split for row in kept):
-        part = [row for row in kept if row.split == split]
-        splits[split] = FileSplit(tree, [row.image for row in part], torch.zeros(len(part), dtype=torch.int64))
-        splits[split].fields = {targets.field: table(part)}
+    parts = {split: [row for row in kept if row.split == split] for split in dict.fromkeys(row.split for row in kept)}
+    fields = {split: table(part) for split, part in parts.items()}
     evidence = evidence.replace("{}", f"in the column{plural} {columns} of {where.name}", 1)
-    return Layout(splits, names, "; ".join([evidence, *notes]))
+    return SplitTargets(parts, fields, names, "; ".join([evidence, *notes]))
 
 
 _Made = tuple[tuple[str, ...], Callable[[Sequence[Any]], Tensor], str]

@@ -30,7 +30,7 @@ def table_text(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     """A table as CSV: a header, a line for each row, lines that end in CR LF, cells in quotes where needed."""
     target = io.StringIO()
     writer = csv.writer(target)
-    writer.writerow(columns)
+    writer.writerow([safe_cell(name) for name in columns])
     writer.writerows([safe_cell(cell) for cell in row] for row in rows)
     return target.getvalue()
 

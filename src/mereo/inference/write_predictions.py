@@ -1,8 +1,10 @@
 """Predictions of a task as files: what the task writes, one JSON document and a picture."""
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -12,11 +14,13 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from mereo.data import Batch, load_size
 from mereo.data.conversion import fit_box
 from mereo.data.decode import image_size_of
-from mereo.files import write_atomically
+from mereo.errors import UsageError
+from mereo.files import starts_with, write_atomically
 from mereo.inference.evaluate import prepare_batch
 from mereo.inference.predict import Aside, Prediction, answer_files, describe_outputs, report_unreadable, task_of
+from mereo.inference.spreadsheet import table_text, write_table
 from mereo.models import VisionModel
-from mereo.tasks.base import Seen
+from mereo.tasks.base import Seen, Task
 
 DOCUMENT, PICTURE = "predictions.json", "predictions.png"
 
@@ -34,12 +38,15 @@ class Written(NamedTuple):
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:
-    """A name without a suffix for each file: of the file, with a number if several have the same."""
-    counts: dict[str, int] = {}
-    names = []
+    """A name without a suffix for each file: of the file, with a number if several have the same in any capitals."""
+    counts, taken, names = Counter[str](), set[str](), list[str]()
     for path in paths:
-        counts[path.stem] = counts.get(path.stem, 0) + 1
-        names.append(path.stem if counts[path.stem] == 1 else f"{path.stem}-{counts[path.stem]}")
+        name = path.stem
+        while name.casefold() in taken:
+            counts[path.stem] += 1
+            name = f"{path.stem}-{counts[path.stem] + 1}"
+        taken.add(name.casefold())
+        names.append(name)
     return names
 
 
@@ -63,18 +70,20 @@ def joined(parts: Sequence[Any]) -> Any:
 def write_predictions(
     model: VisionModel,
     paths: Sequence[Path],
-    folder: Path,
+    out: Path,
     *,
+    names: Mapping[Path, Path] = MappingProxyType({}),
     top: int = 3,
     batch_size: int = 64,
     strict: bool = False,
 ) -> Written:
-    """Predict image files, and write what the task writes, predictions.json and predictions.png into a folder.
+    """Predict image files, and write the predictions as a folder or a table, see `write_outputs`.
 
     Args:
         model: whose weights name the task that it was trained for.
         paths: of the files.
-        folder: of the predictions, made if it does not exist.
+        out: a folder or a table (.csv).
+        names: of files that are called otherwise in what is written.
         top, batch_size, strict: as in `mereo.inference.predict.predict`.
     """
     task = task_of(model)
@@ -90,10 +99,11 @@ def write_predictions(
     report_unreadable(aside, bool(read))
     outputs = joined(kept)
     rows = describe_outputs(model, outputs, top)
-    predictions = [Prediction(path, values) for path, values in zip(read, rows, strict=True)]
+    called = [names.get(path, path) for path in read]
+    predictions = [Prediction(path, values) for path, values in zip(called, rows, strict=True)]
     batch = Batch(torch.cat(drawn).to(next(model.parameters()).device))
     seen = [seen_part(model, path) for path in read]
-    return Written(predictions, write_outputs(model, outputs, predictions, unique_names(read), seen, batch, folder))
+    return Written(predictions, write_outputs(model, outputs, predictions, unique_names(called), seen, batch, out))
 
 
 def write_outputs(
@@ -103,9 +113,9 @@ def write_outputs(
     names: Sequence[str],
     seen: Sequence[Seen],
     drawn: Batch,
-    folder: Path,
+    out: Path,
 ) -> list[Path]:
-    """Write what the task writes, predictions.json and predictions.png into a folder: the files, the document first.
+    """Write a table, or a folder of predictions.json, predictions.png, the table and what else the task writes.
 
     Args:
         model: whose weights name the task that it was trained for.
@@ -113,12 +123,51 @@ def write_outputs(
         predictions: of all samples.
         names, seen: of all samples, as `Task.write` takes them.
         drawn: the samples of the picture.
-        folder: made if it does not exist.
+        out: a folder, made if it does not exist; or a table (.csv), with the files that it names in a folder beside it.
+
+    Returns:
+        The files, the document or the table first.
     """
-    task = task_of(model)
-    folder.mkdir(parents=True, exist_ok=True)
+    task, alone = task_of(model), is_csv(out)
+    folder = out.with_suffix("") if alone else out
+    files, table = list[Path](), list[Path]()
+    if not alone or task.file_column is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        files = task.write(outputs, names, folder, seen)
+    if task.cell_names:
+        file_cells = [[str(file)] for file in files] if task.file_column is not None else [[]] * len(names)
+        parts = zip(predictions, file_cells, task.cells(outputs), strict=True)
+        rows = [[str(each.path), *file, *cells] for each, file, cells in parts]
+        table = [write_table(out if alone else folder / task.table_file, table_header(task), rows)]
+    if alone:
+        return [*table, *files]
     document = {"task": task.name, "predictions": [prediction.to_dict() for prediction in predictions]}
     write_atomically(folder / DOCUMENT, f"{json.dumps(document, indent=1)}\n".encode())
-    files = task.write(outputs, names, folder, seen)
     task.draw(model, drawn, prepare_batch(drawn, model.pretrained_cfg), folder / PICTURE)
-    return [folder / DOCUMENT, folder / PICTURE, *files]
+    return [folder / DOCUMENT, folder / PICTURE, *table, *files]
+
+
+def is_csv(out: Path) -> bool:
+    """Whether predictions go into a table rather than a folder."""
+    return out.suffix.lower() == ".csv"
+
+
+def table_header(task: Task) -> tuple[str, ...]:
+    """The columns of a table of predictions."""
+    what = "image" if "images" in task.input_kinds else "set"
+    return what, *(() if task.file_column is None else (task.file_column,)), *task.cell_names
+
+
+def check_table(out: Path, task: Task) -> None:
+    """UsageError, before any work, for a task without a table, and for files that no earlier prediction wrote."""
+    if not task.cell_names:
+        raise UsageError(f"out is {out}, and predictions of the task {task.name} do not fit a table; give a folder.")
+    beside = out.with_suffix("") if task.file_column is not None else None
+    if out.exists() and not starts_with(out, table_text(table_header(task), ())):
+        raise UsageError(f"out is {out}, a file that mereo did not write; remove it or choose another path.")
+    if beside is None:
+        return
+    filled = not out.exists() and beside.is_dir() and any(beside.iterdir())
+    if filled or beside.is_file():
+        what = "has files" if filled else "is a file"
+        raise UsageError(f"out is {out}, and the {task.file_column}s would go into {beside}, which {what}; rename it.")

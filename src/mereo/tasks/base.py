@@ -178,6 +178,8 @@ class Task(ABC):
         unseen_classes: whether test images may be of classes that the training images do not have.
         unit: what the entries of its data are called, in reports.
         outputs_are: what the outputs for an image are called, in reports.
+        table_file: the table of predictions in a folder of them, for tasks with `cell_names`.
+        file_column: the column of that table with the file that `write` wrote for each sample; None for no such files.
         finished_as: what `finish` makes of the scores of a network, as exported files name it; None for nothing.
         may_mirror: whether mirrored images mean the same, so that they may be trained on.
         losses: names that `loss` may take in a configuration; empty where the task has one loss only.
@@ -202,6 +204,8 @@ class Task(ABC):
     losses: ClassVar[tuple[str, ...]] = ()
     unit: ClassVar[str] = "images"
     outputs_are: ClassVar[str] = "classes"
+    table_file: ClassVar[str] = "predictions.csv"
+    file_column: ClassVar[str | None] = None
     finished_as: ClassVar[str | None] = None
     may_mirror: ClassVar[bool] = True
     example_model: ClassVar[str] = "mspcaps_tiny"
@@ -230,6 +234,11 @@ class Task(ABC):
         train = (f"train_{metric}",) if self.train_metrics else ()
         figures = ("train_loss", *train, "val_loss", f"val_{metric}")
         return ("epoch", "lr", *figures, "images_per_second", "seconds")
+
+    @property
+    def cell_names(self) -> tuple[str, ...]:
+        """The columns of a table of predictions, after the sample and its file; empty if they do not fit a table."""
+        return ()
 
     def num_outputs(self, num_classes: int) -> int:
         """The `num_classes` with which a network is created, given the number of classes of the data."""
@@ -272,8 +281,12 @@ class Task(ABC):
         """The input of `predict` and `write`: the part of the outputs that is kept for all samples of a prediction."""
         return outputs
 
+    def cells(self, outputs: Any) -> list[list[str | float]]:
+        """The cells under `cell_names` for each sample, from what `kept` returns."""
+        raise NotImplementedError(f"{type(self).__name__} has no table of predictions")
+
     def write(self, outputs: Any, names: Sequence[str], folder: Path, seen: Sequence[Seen]) -> list[Path]:
-        """Write predictions as the files that a user expects; none by default: `predict` shows everything.
+        """Write what does not fit the table of predictions; nothing by default.
 
         Args:
             outputs: what `kept` returned, for all samples.

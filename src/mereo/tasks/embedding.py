@@ -136,6 +136,11 @@ class Embedding(Task):
     example_settings: ClassVar[Mapping[str, Any]] = {"epochs": 6}
     train_metrics = False
     most_drawn = 512
+    table_file = "embeddings.csv"
+
+    @property
+    def cell_names(self) -> tuple[str, ...]:
+        return tuple(map(str, range(len(self.class_names))))  # of a trained network, the numbers of its outputs
 
     def num_outputs(self, num_classes: int) -> int:
         return int(self.options.dim)
@@ -155,14 +160,16 @@ class Embedding(Task):
     def predict(self, outputs: Tensor, top: int = 3) -> list[dict[str, Any]]:
         return [{"embedding": row} for row in outputs.tolist()]
 
+    def cells(self, outputs: Tensor) -> list[list[str | float]]:
+        """The vector of each image."""
+        return [[float(f"{value:.6g}") for value in row] for row in outputs.tolist()]
+
     def write(self, outputs: Tensor, names: Sequence[str], folder: Path, seen: Sequence[Seen]) -> list[Path]:
-        """embeddings.npy, its rows named in embeddings.csv, and the nearest images of each image in nearest.csv."""
+        """embeddings.npy, in the order of embeddings.csv, and the nearest images of each image in nearest.csv."""
         vectors = outputs.float().cpu()
         binary = io.BytesIO()
         np.save(binary, vectors.numpy())
-        header = ["image", *map(str, range(vectors.shape[1]))]
-        rows = [[name, *(f"{value:.6g}" for value in row)] for name, row in zip(names, vectors.tolist(), strict=True)]
-        contents = {"embeddings.npy": binary.getvalue(), "embeddings.csv": csv_bytes([header, *rows])}
+        contents = {"embeddings.npy": binary.getvalue()}
         if len(names) > 1:
             near, similar = nearest(vectors, torch.arange(len(names)), min(_LISTED, len(names) - 1))
             listed = [

@@ -13,8 +13,7 @@ from mereo.data import Batch, Images
 from mereo.data.facts import FEWEST
 from mereo.data.layout_options import LayoutOptions
 from mereo.errors import check_probability
-from mereo.files import write_atomically
-from mereo.tasks.base import Objective, Seen, Settings, Task, csv_bytes, register_task
+from mereo.tasks.base import Objective, Settings, Task, register_task
 from mereo.tasks.losses import MARGIN_LOSSES, margin_loss
 from mereo.tasks.pictures import draw_images
 from mereo.tasks.rows import RowMetrics
@@ -142,6 +141,10 @@ class Multilabel(Task):
     def output_names(self) -> tuple[str, ...]:
         return self.class_names
 
+    @property
+    def cell_names(self) -> tuple[str, ...]:
+        return "labels", *self.class_names
+
     def resolve_loss(self, loss: str, module: type[nn.Module]) -> str:
         if loss != "auto":
             return super().resolve_loss(loss, module)
@@ -180,13 +183,13 @@ class Multilabel(Task):
             rows.append({"labels": labels, "probabilities": {names[p]: float(shares[p]) for p in order[:top]}})
         return rows
 
-    def write(self, outputs: Tensor, names: Sequence[str], folder: Path, seen: Sequence[Seen]) -> list[Path]:
-        """predictions.csv: the labels of each image, separated by ;, and the probability of each label."""
-        rows = [["image", "labels", *self._names(outputs)]]
-        for name, shares, row in zip(names, outputs.sigmoid().tolist(), self.predict(outputs), strict=True):
-            rows.append([name, ";".join(row["labels"]), *(f"{share:.6f}" for share in shares)])
-        write_atomically(folder / "predictions.csv", csv_bytes(rows))
-        return [folder / "predictions.csv"]
+    def cells(self, outputs: Tensor) -> list[list[str | float]]:
+        """The labels of each image, separated by ;, and the probability of each label."""
+        shares = outputs.sigmoid().tolist()
+        return [
+            [";".join(found["labels"]), *(round(share, 6) for share in row)]
+            for found, row in zip(self.predict(outputs), shares, strict=True)
+        ]
 
     def describe_data(self, train: Images, validation: Images | None, test: Images) -> list[str]:
         """The labels that few or no training images have, once images are held out."""

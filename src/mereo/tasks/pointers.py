@@ -206,6 +206,14 @@ class Pointers(Task):
         counts = counts_of(outputs).tolist()
         return [{"points": (row[:count] - 1).tolist()} for row, count in zip(outputs, counts, strict=True)]
 
+    @property
+    def cell_names(self) -> tuple[str, ...]:
+        return ("predicted points",)
+
+    def cells(self, outputs: Tensor) -> list[list[str | float]]:
+        """The chosen points of each set, counted from 0, separated by spaces."""
+        return [[" ".join(map(str, row["points"]))] for row in self.predict(outputs)]
+
     def write(self, outputs: Tensor, names: Sequence[str], folder: Path, seen: Sequence[Seen]) -> list[Path]:
         """pointers.csv, a row for each pointer: the set, the step and the point, counted from 0."""
         rows = [

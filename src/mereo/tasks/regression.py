@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from mereo.data import Batch, Images
 from mereo.data.layout_options import LayoutOptions
 from mereo.errors import UsageError
-from mereo.files import write_atomically
-from mereo.tasks.base import NOTHING, Objective, Seen, Settings, Task, csv_bytes, register_task
+from mereo.tasks.base import NOTHING, Objective, Settings, Task, register_task
 from mereo.tasks.pictures import draw_images
 from mereo.tasks.rows import RowMetrics
 from mereo.tasks.several_outputs import as_logits, check_unmixed, held_field, logits_of
@@ -161,11 +160,13 @@ class Regression(Task):
     def predict(self, outputs: Tensor, top: int = 3) -> list[dict[str, Any]]:
         return [dict(zip(self.class_names, row, strict=True)) for row in outputs.tolist()]
 
-    def write(self, outputs: Tensor, names: Sequence[str], folder: Path, seen: Sequence[Seen]) -> list[Path]:
-        """predictions.csv: the numbers of each image."""
-        rows = [[name, *(f"{v:.7g}" for v in row)] for name, row in zip(names, outputs.tolist(), strict=True)]
-        write_atomically(folder / "predictions.csv", csv_bytes([["image", *self.class_names], *rows]))
-        return [folder / "predictions.csv"]
+    @property
+    def cell_names(self) -> tuple[str, ...]:
+        return tuple(f"predicted {name}" for name in self.class_names)  # another name than in a table of true numbers
+
+    def cells(self, outputs: Tensor) -> list[list[str | float]]:
+        """The numbers of each image, in their units."""
+        return [[float(f"{value:.7g}") for value in row] for row in outputs.tolist()]
 
     def example(self, model: Any, count: int, objects: int = 1) -> Batch:
         device = next(model.parameters()).device

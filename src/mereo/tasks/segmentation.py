@@ -160,10 +160,15 @@ class Segmentation(Task):
     example_settings: ClassVar[Mapping[str, Any]] = {"img_size": 32, "epochs": 15}
     evaluated_at_once = 16
     most_drawn = 16
+    file_column = "mask"
 
     @property
     def output_names(self) -> tuple[str, ...]:
         return self.class_names
+
+    @property
+    def cell_names(self) -> tuple[str, ...]:
+        return tuple(f"share of {name}" for name in self.class_names)
 
     def objective(self, model: nn.Module, settings: Settings) -> SegmentationObjective:
         for name in ("mixup", "cutmix"):
@@ -187,6 +192,11 @@ class Segmentation(Task):
             shares = torch.bincount(pixels.flatten().int(), minlength=len(names)) / pixels.numel()
             rows.append({"shares": {names[i]: shares[i].item() for i in shares.nonzero().flatten().tolist()}})
         return rows
+
+    def cells(self, outputs: Tensor) -> list[list[str | float]]:
+        """The share of pixels of each class in each image."""
+        shares = [row["shares"] for row in self.predict(outputs)]
+        return [[round(share.get(name, 0.0), 6) for name in self.class_names] for share in shares]
 
     def write(self, outputs: Tensor, names: Sequence[str], folder: Path, seen: Sequence[Seen]) -> list[Path]:
         """A PNG with a palette for each image, in its size: the class of each pixel, 255 for pixels cut off."""

@@ -109,7 +109,7 @@ def test_an_index_is_made_once_and_again_for_another_file(make_tar, tmp_path, mo
     assert first.labels.tolist() == [1, 0]
     content = tar.read_bytes()
     assert [content[o : o + s] for o, s in zip(first.offsets, first.sizes, strict=True)] == [encoded(0), encoded(1)]
-    monkeypatch.setattr("mereo.data.stream.tar_index.make_index", lambda path: pytest.fail("made again"))
+    monkeypatch.setattr("mereo.data.stream.tar_index.make_index", lambda *given: pytest.fail("made again"))
     assert read_index(tar).offsets.tolist() == first.offsets.tolist()
     monkeypatch.undo()
     (kept,) = (tmp_path / "cache").rglob("*.npz")
@@ -126,7 +126,7 @@ def test_an_index_is_made_once_and_again_for_another_file(make_tar, tmp_path, mo
         ({"photos/cat/x.png": encoded(0)}, "unpack it and give the folder"),
         ({"x.cls": b"1"}, "no image"),
         ({"x.png": encoded(0), "x.cls": b""}, r"x\.cls.*label"),
-        ({"x.png": encoded(0), "x.json": b"[1]"}, r"x\.json.*label"),
+        ({"x.png": encoded(0), "x.json": b"[[1]]"}, r"x\.json.*label"),
         ({"x.png": encoded(0), "x.json": b"{" * 5000}, r"x\.json.*label"),
         ({"x.png": encoded(0), "x.json": b'{"label": true}'}, r"x\.json.*label"),
         ({"x.png": encoded(0), "x.cls": b"9" * 20}, "too large"),
@@ -199,7 +199,8 @@ def test_tables_that_cannot_be_used(tmp_path):
         ({"pixels": [b"x"], "label": [1]}, "no column of images.*pixels, label"),
         ({"image": [b"x"], "kind": [1]}, "no column of labels"),
         ({"image": [b"x", b"y"], "label": [1, None]}, "without a label"),
-        ({"image": [b"x", b"y"], "label": [0.5, 1.5]}, "labels of kind double"),
+        ({"image": [b"x", b"y"], "label": [[0.5], [1.5]]}, "labels of kind list"),
+        ({"image": [b"x", b"y"], "label": [b"a", b"b"]}, "labels of kind binary"),
     ):
         parquet.write_table(arrow.table(table), path)
         with pytest.raises(UsageError, match=message):

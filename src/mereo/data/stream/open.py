@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mereo.data.encoded import Store
+from mereo.data.layout_options import LayoutOptions
 from mereo.data.mask_folder import CLASS_FILE
 from mereo.data.names import SPLITS, TABLES, split_of
 from mereo.data.raw import RawDataset
 from mereo.data.regular import kind_of, user_path
 from mereo.data.stream.hub import PREFIX, open_hub
-from mereo.data.stream.labels import Labels, Part, join_labels, make_dataset, make_masked
-from mereo.data.stream.tables import TableStore, class_names, open_table, read_labels
+from mereo.data.stream.labels import Part, join_labels, make_dataset, make_masked, wants_masks
+from mereo.data.stream.tables import TableStore, class_names, has_lists, open_table, read_labels
 from mereo.data.stream.tar_index import read_index
 from mereo.data.stream.tar_store import TarStore
 from mereo.errors import MereoError, UsageError
@@ -107,7 +107,9 @@ def is_stream(data: str | Path, root: Path) -> bool:
     return not there and (Path(text).suffix in (*TAR, *TABLES) or bool(_PATTERN.search(text)))
 
 
-def open_stream(data: str | Path, root: Path, *, evaluation: bool = False) -> RawDataset:
+def open_stream(
+    data: str | Path, root: Path, *, evaluation: bool = False, options: LayoutOptions | None = None
+) -> RawDataset:
     """The splits of a data set whose images are read one by one and need not fit in memory.
 
     The split of a file is a word in its name or the name of its folder: train, val, validation or test; other files are
@@ -118,29 +120,34 @@ def open_stream(data: str | Path, root: Path, *, evaluation: bool = False) -> Ra
             files; one such file, or a pattern of them, such as `shards/{train,val}-*.tar` or `s-{0000..0099}.tar`.
         root: base of relative paths that do not exist in the working folder.
         evaluation: whether the images are for a trained network: nothing is set aside, and training images may lack.
+        options: what the user states of the labels.
     """
-    text = str(data)
+    text, options = str(data), options or LayoutOptions()
     if text.startswith(PREFIX):
-        return open_hub(text, evaluation=evaluation)
+        return open_hub(text, evaluation=evaluation, options=options)
     files = _files(text, root)
     kinds = {file.suffix for file in files}
     if not files:
         raise UsageError(f"data is {text!r}, and there is no such file; give a folder, a file or a pattern.")
     if kinds <= set(TAR):
-        return _open_files(files, text, _tars, evaluation)
+        return _open_files(files, text, _tars, evaluation, options)
     if kinds <= set(TABLES):
-        return _open_files(files, text, _tables, evaluation)
+        return _open_files(files, text, _tables, evaluation, options)
     raise UsageError(
         f"data is {text!r}, with files of type {', '.join(sorted(kinds))}; all must be of one type, or tables."
     )
 
 
-_Opened = tuple[Store, Labels, list[str] | None, Store | None]
-"""Images, labels, names of the classes if there are some, and masks."""
+_Opened = tuple[Part, list[str] | None]
+"""A split, and the names of the classes if there are some."""
 
 
 def _open_files(
-    files: Sequence[Path], data: str, read: Callable[[Sequence[Path]], _Opened], evaluation: bool
+    files: Sequence[Path],
+    data: str,
+    read: Callable[[Sequence[Path], LayoutOptions], _Opened],
+    evaluation: bool,
+    options: LayoutOptions,
 ) -> RawDataset:
     splits: dict[str, list[Path]] = {}
     for file in files:
@@ -149,22 +156,32 @@ def _open_files(
         splits.setdefault(split_of(file.name) or SPLITS.get(file.parent.name.lower(), "train"), []).append(file)
     parts, names = {}, None
     for split, members in splits.items():
-        store, labels, known, masks = read(members)
+        parts[split], known = read(members, options)
         names = names or known
-        parts[split] = Part(store, torch.arange(len(labels)), labels, masks)
     if any(part.masks is not None for part in parts.values()):
         return make_masked(parts, files[0].parent / CLASS_FILE, data, evaluation=evaluation)
-    return make_dataset(parts, names, data, evaluation=evaluation)
+    return make_dataset(parts, names, data, evaluation=evaluation, options=options)
 
 
-def _tars(files: Sequence[Path]) -> _Opened:
-    indices = [read_index(file) for file in files]
+def _tars(files: Sequence[Path], options: LayoutOptions) -> _Opened:
+    indices = [read_index(file, options.label_column) for file in files]
     folders = dict.fromkeys(place for file in files for place in (file.parent, file.parent.parent))
     texts = (place / name for place in folders for name in CLASS_FILES)
     names = next((_lines(text) for text in texts if kind_of(text) == "file"), None)
     masked = any(len(index.mask_offsets) for index in indices)
-    masks = TarStore(files, indices, masks=True) if masked else None
-    return TarStore(files, indices), join_labels([index.labels for index in indices]), names, masks
+    without = [file for file, index in zip(files, indices, strict=True) if not len(index.labels)]
+    store, count = TarStore(files, indices), sum(len(index.offsets) for index in indices)
+    if masked and (wants_masks(options) or without):
+        if not wants_masks(options):
+            raise UsageError(f"{without[0]} has masks and no labels; give --task segmentation.")
+        labels = np.zeros(count, dtype=np.int64)
+        return Part(store, torch.arange(count), labels, TarStore(files, indices, masks=True)), names
+    forms = [(tuple(map(str, index.columns.tolist())), bool(len(index.listed))) for index in indices]
+    other = next((file for file, form in zip(files, forms, strict=True) if form != forms[0]), None)
+    if other is not None:
+        raise UsageError(f"{files[0]} and {other} have labels of different forms, or of other fields; use one form.")
+    labels = join_labels([index.labels for index in indices])
+    return Part(store, torch.arange(count), labels, None, *forms[0]), names
 
 
 def _lines(path: Path) -> list[str]:
@@ -175,9 +192,15 @@ def _lines(path: Path) -> list[str]:
         raise MereoError(f"the class names in {path} cannot be read ({error}); it must be text in UTF-8.") from error
 
 
-def _tables(files: Sequence[Path]) -> _Opened:
-    tables = [open_table(file) for file in files]
+def _tables(files: Sequence[Path], options: LayoutOptions) -> _Opened:
+    tables = [open_table(file, options) for file in files]
+    store, numbers = TableStore(tables), torch.arange(sum(table.rows for table in tables))
     if any(table.mask is not None for table in tables):
-        nothing = np.zeros(sum(table.rows for table in tables), dtype=np.int64)
-        return TableStore(tables), nothing, None, TableStore(tables, masks=True)
-    return TableStore(tables), join_labels([read_labels(table) for table in tables]), class_names(tables[0]), None
+        return Part(store, numbers, numbers.numpy() * 0, TableStore(tables, masks=True)), None
+    columns, listed = tables[0].columns, has_lists(tables[0])
+    other = next((t.path for t in tables if (t.columns, has_lists(t)) != (columns, listed)), None)
+    if other is not None:
+        raise UsageError(f"{files[0]} and {other} have labels in other columns, or of another kind; use the same.")
+    return Part(store, numbers, join_labels(list(map(read_labels, tables))), None, columns, listed), (
+        None if listed else class_names(tables[0])
+    )
