@@ -45,9 +45,12 @@ def run(words: list[str], command: str) -> None:
     if weights is None:
         say(f"using {source}", file=sys.stderr)
     if (reads, gives) == ("tokens", "tokens"):
+        if task_of(model).name == "recall":
+            _recall(model, options, paths, source)
+            return
         if options.out is not None:
-            raise UsageError(f"out is {options.out}, and predictions for sequences are only printed; leave it out.")
-        (_recall if task_of(model).name == "recall" else _continue)(model, options, paths, source)
+            raise UsageError(f"out is {options.out}, and continuations of texts are only printed; leave it out.")
+        _continue(model, options, paths, source)
         return
     if reads not in ("images", "points"):
         raise UsageError(f"weights are {str(source)!r}, of a network that reads {reads}; give one of images or text.")
