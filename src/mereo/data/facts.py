@@ -20,8 +20,8 @@ COLOURLESS = 6.0
 """Mean distance between the channels of a pixel, of 255, below which images are grey."""
 NEAR, PLAIN_SHARE = 20, 0.65
 """Text has at least this share of its pixels near the commonest value."""
-DETAILED = 48
-"""Side of images in pixels from which on a part of a photograph shows enough to be trained on."""
+DETAILED, PART = 48, "zoom=0.35:1"
+"""Side of images in pixels from which on a part of a photograph shows enough, and what takes such a part."""
 UNEVEN, FEWEST = 5, 5
 """Ratio of the sizes of classes from which on they are balanced; images of a class that can be learned."""
 DIRECTIONS = frozenset({"left", "right"})
@@ -67,7 +67,8 @@ class DataFacts:
 
     def augmentation(self, side: int, *, mirror: bool = True) -> tuple[tuple[str, ...], str]:
         """The augmentation of images of a side, and why; `mirror` is whether mirrored images may mean the same."""
-        crop = f"crop={max(side // 8, 1)}"
+        detailed = min(side, self.largest or side) >= DETAILED
+        crop = PART if detailed else f"crop={max(side // 8, 1)}"
         if self.kind is None:
             return ("auto",), "the default of the data set"
         if not mirror:
