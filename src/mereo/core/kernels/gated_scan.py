@@ -2,7 +2,7 @@
 
     S_t = diag(lam_t) S_(t-1) + k_t v_t^T,    out_t = q_t^T S_t                                   arXiv:2405.15731
 
-The recurrent form takes a token at a time, and keeps all states for the readout. Where all rows of a state decay alike,
+The recurrent form takes a token at a time. Where all rows of a state decay alike,
 the block form multiplies the pairs of tokens inside blocks by exp(sum of log lam between them), which never divides by
 a product of decays, and carries the state from block to block. Sums are in float32 or wider.
 
@@ -48,20 +48,18 @@ class GatedScan:
         dtype, batch, heads = accumulation_type(self.v), *self.v.shape[:2]
         q, k, v, logs = (x.to(dtype) for x in (self.q, self.k, self.v, self.log_decay))
         state = v.new_zeros(batch, heads, k.shape[-1], v.shape[-1]) if self.state is None else self.state.to(dtype)
-        return q, k, v, logs.clamp(min=LEAST), state
+        return q, k, v, logs, state
 
 
 def recurrent(call: GatedScan) -> Result:
     """A token at a time: the definition."""
-    # Tokens first, so that each step reads and writes whole rows of memory.
-    q, k, v, logs = (x.permute(2, 0, 1, 3) for x in call.wide[:4])
-    memory, states = call.wide[4], []
-    added, decay = k.unsqueeze(-1) * v.unsqueeze(-2), logs.exp().unsqueeze(-1)
-    for own, held in zip(added.unbind(0), decay.unbind(0), strict=True):
-        memory = torch.addcmul(own, held, memory)
-        states.append(memory)
-    out = (q.unsqueeze(-1) * torch.stack(states)).sum(-2)
-    return out.permute(1, 2, 0, 3).to(call.v.dtype), memory
+    *tensors, memory = call.wide
+    out = []
+    # One token is small enough for the cache; operations on all of them at once are not.
+    for q, k, v, logs in zip(*(x.unbind(2) for x in tensors), strict=True):
+        memory = torch.addcmul(k.unsqueeze(-1) * v.unsqueeze(-2), logs.exp().unsqueeze(-1), memory)
+        out.append((q.unsqueeze(-1) * memory).sum(-2))
+    return torch.stack(out, 2).to(call.v.dtype), memory
 
 
 def blocks(call: GatedScan) -> Result:
@@ -72,7 +70,7 @@ def blocks(call: GatedScan) -> Result:
     later = torch.ones(BLOCK, BLOCK, dtype=torch.bool, device=state.device).triu(1)
     parts = []
     for q, k, v, logs in zip(*(x.split(BLOCK, 2) for x in tensors), strict=True):
-        total, tokens = logs.cumsum(2), v.shape[2]
+        total, tokens = logs.clamp(min=LEAST).cumsum(2), v.shape[2]
         between = (total - total.transpose(-1, -2)).masked_fill(later[:tokens, :tokens], -torch.inf).exp()
         parts.append((q @ k.transpose(-1, -2) * between) @ v + (q * total.exp()) @ state)
         last = total[:, :, -1:]

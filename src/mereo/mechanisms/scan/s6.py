@@ -80,12 +80,12 @@ class S6(GatedScanMixer):
 
     def terms(self, tokens: Tensor, before: Tensor | None) -> tuple[Recurrence, Tensor | None]:
         steps, b, c = self.to_terms(tokens).split([self.rank, self.state_dim, self.state_dim], -1)
-        # Contiguous, since the compiled gradient of softplus takes no other.
-        delta = F.softplus(self.to_steps(steps).transpose(1, 2).contiguous()).unsqueeze(-1)  # (batch, dim, tokens, 1)
-        logs = -delta * self.A_log.exp().unsqueeze(1)
+        # By the other function, because the compiled gradient of softplus takes no gradient with its axes exchanged.
+        delta = -F.logsigmoid(-self.to_steps(steps)).unsqueeze(-1)  # (batch, tokens, dim, 1)
+        logs, B = -delta * self.A_log.exp(), delta * b.unsqueeze(2)
         return Recurrence(
-            logs, delta * b.unsqueeze(1), c.unsqueeze(1), tokens.transpose(1, 2).unsqueeze(-1), self.D.view(-1, 1, 1),
-            lambda out: self.proj(from_heads(out)),
+            logs.transpose(1, 2), B.transpose(1, 2), c.unsqueeze(1), tokens.transpose(1, 2).unsqueeze(-1),
+            self.D.view(-1, 1, 1), lambda out: self.proj(from_heads(out)),
         ), None  # fmt: skip
 
     def extra_repr(self) -> str:
