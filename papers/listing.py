@@ -17,6 +17,7 @@ NAMES = (
     "combiner",
     "constellations",
     "defaults",
+    "dual_cross_attention",
     "evit",
     "gates",
     "kiefer_generative_capsules",
