@@ -18,6 +18,7 @@ NAMES = (
     "constellations",
     "defaults",
     "dynamical_systems",
+    "dual_cross_attention",
     "evit",
     "gates",
     "kiefer_generative_capsules",

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import mereo
 from mereo.errors import UsageError
 from mereo.mechanisms.gate import ULSAM
+from mereo.mechanisms.gate.ulsam import maximum_3x3
 
 
 def count(module: nn.Module) -> int:
@@ -49,6 +50,20 @@ def test_loops_give_the_same(batch_norm: bool) -> None:
             shares = scores.exp() / scores.exp().sum()
             for c in range(3 * group, 3 * group + 3):
                 torch.testing.assert_close(out[image, c], x[image, c] * (1 + shares))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 4), (5, 1), (2, 2), (6, 7)])
+@pytest.mark.parametrize("batch_norm", [True, False])
+def test_without_gradients_it_computes_the_same(size: tuple[int, int], batch_norm: bool) -> None:
+    gate, x = ULSAM(6, 2, batch_norm).eval(), torch.randn(2, 6, *size)
+    assert torch.equal(maximum_3x3(x), torch.nn.functional.max_pool2d(x, 3, 1, 1))
+    for tensor in gate.state_dict().values():
+        if tensor.is_floating_point():
+            nn.init.uniform_(tensor, 0.2, 1.5)
+    before, expected = x.clone(), gate(x)
+    with torch.no_grad():
+        torch.testing.assert_close(gate(x), expected)
+    assert torch.equal(x, before)
 
 
 def test_parameters() -> None:

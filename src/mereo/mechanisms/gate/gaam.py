@@ -96,18 +96,21 @@ class GAAM(nn.Module):
         """Weights of values (..., length of a head, rest), for precision and offset broadcastable to them."""
         if self.padding_value is None:
             mean, there = x.mean(-2, keepdim=True), None
-            variance = (x - mean).square().sum(-2, keepdim=True) / (x.shape[-2] - 1)
+            away = x - mean
+            variance = away.square().sum(-2, keepdim=True) / (x.shape[-2] - 1)
         else:
             there = x != self.padding_value
             kept = torch.where(there, x, 0)
             count = x.new_tensor(x.shape[-2]) if self.legacy_padding else there.sum(-2, keepdim=True)
             mean = kept.sum(-2, keepdim=True) / count.clamp(min=1)
-            away = kept - mean if self.legacy_padding else torch.where(there, x - mean, 0)
-            variance = away.square().sum(-2, keepdim=True) / (count - 1).clamp(min=1)
-        distance = (x - mean - offset) / (variance + EPSILON).sqrt()
-        scores = -0.5 * precision * distance.square()
+            away = x - mean
+            counted = kept - mean if self.legacy_padding else torch.where(there, away, 0)
+            variance = counted.square().sum(-2, keepdim=True) / (count - 1).clamp(min=1)
+        scores = (away - offset).square() * (-0.5 * precision / (variance + EPSILON))
         if there is None or self.legacy_padding:
-            return scores.softmax(-2)
+            # PyTorch's softmax over an axis that is not the last one takes twice as long.
+            grown = (scores - scores.amax(-2, keepdim=True)).exp_()
+            return grown * (1 / grown.sum(-2, keepdim=True))
         return scores.masked_fill(~there, torch.finfo(scores.dtype).min).softmax(-2) * there
 
     def forward(self, x: Tensor) -> Tensor:

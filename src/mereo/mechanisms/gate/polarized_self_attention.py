@@ -137,7 +137,8 @@ class PolarizedSelfAttention(nn.Module):
         if must_be_called(self.channel_query):
             scores = self.channel_query(cells.mT).mT
         else:
-            scores = self.channel_query.weight @ cells
+            # For a matrix that is not expanded, PyTorch copies the cells in another order.
+            scores = torch.bmm(self.channel_query.weight.expand(cells.shape[0], -1, -1), cells)
             if self.channel_query.bias is not None:
                 scores = scores + self.channel_query.bias
         shares = self.coupling(scores.unsqueeze(1)).squeeze(1)
@@ -169,4 +170,7 @@ class PolarizedSelfAttention(nn.Module):
         positions = self.spatial_gates(self._of_positions(cells, scale).unflatten(2, features.shape[2:]))
         if self.layout == "sequential":
             return gated(features, channels, positions)
-        return torch.addcmul(features * channels, features, positions)
+        gates = None if features.requires_grad or channels.requires_grad else channels + positions
+        if gates is None or gates.dtype != features.dtype:
+            return torch.addcmul(features * channels, features, positions)
+        return gates.mul_(features)

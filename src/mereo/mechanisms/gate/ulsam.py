@@ -11,8 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
+from mereo.core.kernels.transforms import transformed
+from mereo.core.modes import autocasts, must_be_called
 from mereo.errors import UsageError, check_positive
 from mereo.mechanisms.gate.published import Names
+
+
+def maximum_3x3(x: Tensor) -> Tensor:
+    """The largest value of each position and its eight neighbours: (..., height, width) -> the same."""
+    for axis in (-1, -2):
+        size, out = x.shape[axis], x.clone()
+        if size > 1:
+            first, last = out.narrow(axis, 0, size - 1), out.narrow(axis, 1, size - 1)
+            torch.maximum(first, x.narrow(axis, 1, size - 1), out=first)
+            torch.maximum(last, x.narrow(axis, 0, size - 1), out=last)
+        x = out
+    return x
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -79,9 +93,26 @@ class ULSAM(nn.Module):
         self.pool = nn.MaxPool2d(3, stride=1, padding=1)
         self.coupling = Coupling("senders")
 
+    def _scaled(self, features: Tensor) -> Tensor:
+        """The maximum over 3 x 3 of the scaled features: (batch, channels, height, width) -> the same."""
+        parts = (self.scale, self.scale_norm, self.activation, self.pool)
+        plain = (
+            self.training or torch.is_grad_enabled() or torch.compiler.is_compiling() or features.device.type != "cpu"
+        )
+        if plain or transformed() or autocasts(features) or must_be_called(*parts):
+            scaled: Tensor = self.pool(self.activation(self.scale_norm(self.scale(features))))
+            return scaled
+        # PyTorch's pooling takes most of the time on a CPU, and its convolution of single channels the rest.
+        factor, bias, norm = self.scale.weight[:, :, 0], self.scale.bias, self.scale_norm
+        if isinstance(norm, nn.BatchNorm2d) and bias is not None:
+            assert norm.running_mean is not None and norm.running_var is not None
+            slope = norm.weight * (norm.running_var + norm.eps).rsqrt()
+            bias = slope * (bias - norm.running_mean) + norm.bias
+            return maximum_3x3((features * (slope[:, None, None] * factor)).add_(bias[:, None, None]).relu_())
+        return maximum_3x3(features * factor)
+
     def forward(self, features: Tensor) -> Tensor:
-        scaled = self.activation(self.scale_norm(self.scale(features)))
-        scores = self.activation(self.point_norm(self.point(self.pool(scaled))))
+        scores = self.activation(self.point_norm(self.point(self._scaled(features))))
         shares = self.coupling(scores.flatten(2).unsqueeze(2)).unflatten(3, features.shape[2:])
         groups = features.unflatten(1, (shares.shape[1], -1))
         return (groups * (1 + shares)).flatten(1, 2)

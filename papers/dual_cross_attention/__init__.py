@@ -1,0 +1,18 @@
+"""Dual cross-attention learning for classes that differ in details (arXiv:2205.02151)."""
+
+from papers.common.paper import Experiment, Paper
+
+PAPER = Paper(
+    "Dual cross-attention learning for fine-grained classes",
+    "arXiv:2205.02151",
+    experiments={
+        "small_details": Experiment(
+            "Do important patches that look again, and images that attend to others in training, help with details?",
+            "arXiv:2205.02151, tables 1, 3 and 4; the images are ours",
+            "papers.dual_cross_attention.small_details",
+            frozenset({"epochs", "limit", "batch_size", "seeds", "device", "images", "variants"}),
+            smallest={"variants": ("attention alone", "both")},
+            constants={"DEPTH": 2},
+        ),
+    },
+)
