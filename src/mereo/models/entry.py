@@ -68,6 +68,7 @@ class ModelEntry:
         interpolation: how images are resized: one of INTERPOLATIONS.
         crop_pct: share of the resized image that the crop keeps.
         crop_mode: one of CROP_MODES.
+        rate: usual peak rate where it is not that of all networks of the class.
     """
 
     name: str
@@ -88,6 +89,12 @@ class ModelEntry:
     interpolation: str = "bilinear"
     crop_pct: float = 1.0
     crop_mode: str = "center"
+    rate: float | None = None
+
+    @property
+    def usual_rate(self) -> float:
+        """The peak rate of AdamW that the preset is trained with, in batches of 32 and more, by default."""
+        return self.rate or self.module.usual_rate
 
     @property
     def defaults(self) -> dict[str, Any]:

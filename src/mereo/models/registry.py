@@ -65,6 +65,7 @@ def register_model(
     aliases: tuple[str, ...] = (),
     short: Mapping[str, str] = MappingProxyType({}),
     reconstruction: str = "",
+    rate: float | None = None,
     **arguments: Any,
 ) -> None:
     """Add a network to the catalogue: `arguments` is the preset; see `ModelEntry` for the rest.
@@ -87,7 +88,7 @@ def register_model(
     preset = full_names(arguments, short, {})
     MODELS[name] = ModelEntry(
         name, module, summary, preset, source, parameters, family, recipe, tiny, variants, aliases, short,
-        reconstruction, mean, std, interpolation, crop_pct, crop_mode,
+        reconstruction, mean, std, interpolation, crop_pct, crop_mode, rate,
     )  # fmt: skip
     ALIASES.update(dict.fromkeys(aliases, name))
 

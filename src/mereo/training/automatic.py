@@ -338,7 +338,7 @@ def choose(
     batch_size = batch_for(facts.images, config.accumulate * processes)
     chooser.put("batch_size", batch_size, f"{facts.images:,} {task.unit} to train on")
     start = " and these weights" if config.weights is not None else ""
-    rate = rate_for(chooser.config, entry.module.usual_rate, chooser.config.batch_size)
+    rate = rate_for(chooser.config, entry.usual_rate, chooser.config.batch_size)
     chooser.put("lr", rate, f"for {entry.name}{start} in batches of {chooser.config.batch_size}")
     steps, base = max(facts.images // chooser.config.batch_size, 1), chooser.config
 

@@ -47,8 +47,11 @@ def test_a_block_is_its_equation(inputs: int, outputs: int, stride: int) -> None
 
 
 def test_maps_of_stages() -> None:
-    for name, side, sides in (("resnet20", 32, (32, 16, 8)), ("resnet20_224", 224, (56, 28, 14))):
+    narrow, wide = (16, 32, 64), (64, 128, 256)
+    presets = {"resnet20": (32, 1, narrow), "resnet20_224": (224, 4, narrow), "resnet8_64": (64, 4, wide)}
+    for name, (side, stride, widths) in presets.items():
+        sides = [side // (stride * 2**stage) for stage in range(3)]
         backbone = mereo.create_model(name, features_only=True).eval()
         maps = backbone(torch.rand(1, 3, side, side))
-        assert [tuple(x.shape[1:]) for x in maps] == [(w, s, s) for w, s in zip((16, 32, 64), sides, strict=True)]
+        assert [tuple(x.shape[1:]) for x in maps] == [(w, s, s) for w, s in zip(widths, sides, strict=True)]
         assert backbone.feature_info.reduction() == [side // s for s in sides]

@@ -120,4 +120,5 @@ _register(
     stem_stride=4,
     widths=(64, 128, 256),
     blocks=1,
+    rate=3e-3,
 )
