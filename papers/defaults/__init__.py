@@ -7,12 +7,12 @@ PAPER = Paper(
     "ours",
     experiments={
         "defaults": Experiment(
-            "How near are the settings that follow from the data to the best of a tuned grid?",
+            "Are the network and settings that follow from the data as good as a plain network trained for as long?",
             "ours",
             "papers.defaults.defaults",
             frozenset({"data_root", "epochs", "limit", "device", "seeds", "variants"}),
             smallest={"variants": ("digits",)},
-            constants={"BATCHES": (128,), "RATES": (0.001,), "SIDES": (), "PLAIN": {}},
+            constants={"PLAIN": {"rate 0.003": {"model": "resnet20", "lr": 3e-3}}},
         ),
         "backbone": Experiment(
             "Is a small network trained on photographs a better start for other photographs than none?",

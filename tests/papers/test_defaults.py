@@ -1,27 +1,16 @@
-"""The chosen settings compared with a grid: the grid's contents, and one tiny run."""
+"""The chosen settings compared with a plain network: its settings, and one tiny run."""
+
+import json
 
 import pytest
 from PIL import Image
 
 from mereo.errors import UsageError
-from mereo.training.config import TrainConfig
 from mereo.training.run_folder import RunFolder
 from papers.common.settings import Settings
 from papers.defaults import defaults
 from papers.defaults.made_images import KINDS, make_folder
 from papers.listing import EXPERIMENTS
-
-
-def test_the_grid_has_other_batches_rates_sizes_and_networks():
-    config = TrainConfig(img_size=32, epochs=18, batch_size=16, lr=2e-3)
-    rows = defaults.grid(config)
-    assert {(row["batch_size"], row["lr"]) for row in rows.values()} == {
-        (b, r) for b in (32, 128) for r in (1e-3, 3e-3)
-    }
-    assert {"batch_size": 32, "lr": 3e-3} not in defaults.grid(config.replace(batch_size=32, lr=3e-3)).values()
-    rows = defaults.others(config)
-    assert {row["img_size"] for row in rows.values() if "img_size" in row} == {48}
-    assert {row["lr"] for row in rows.values() if row.get("model") == "resnet20"} == {3e-3, 1e-2}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -44,7 +33,7 @@ def test_folders_of_photographs_come_from_the_environment_and_missing_ones_are_l
     lines, trained = [], []
     monkeypatch.setenv(defaults.PHOTOS, f"{tmp_path / 'hands'}:{tmp_path / 'gone'}")
     (tmp_path / "hands").mkdir()
-    row = {"data": "hands", **dict.fromkeys(("chosen %", "best of grid %", f"{defaults.FORMER} %"), 50.0)}
+    row = {"data": "hands", **dict.fromkeys(("chosen %", "plain %"), 50.0)}
     monkeypatch.setattr(defaults, "_run", lambda data, settings, folder: trained.append((data, folder)) or row)
     settings = Settings(tmp_path, variants=("hands", "gone"), say=lines.append)
     (rows,) = defaults.run(settings)["tables"].values()
@@ -65,16 +54,16 @@ def test_other_networks_have_epochs_of_their_own(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_row_has_the_chosen_settings_and_the_best_of_the_grid(tmp_path, monkeypatch):
-    monkeypatch.setattr(defaults, "BATCHES", (128,))
-    monkeypatch.setattr(defaults, "RATES", (1e-3,))
-    monkeypatch.setattr(defaults, "SIDES", ())
-    monkeypatch.setattr(defaults, "PLAIN", {})
+def test_a_row_compares_the_chosen_settings_with_the_better_rate_of_the_plain_network(tmp_path):
     settings = Settings(tmp_path, variants=("digits",), epochs=1, limit=64, device="cpu", say=lambda line: None)
     results = EXPERIMENTS["defaults"].run(settings)
     (row,) = next(iter(results["tables"].values()))
-    assert row["difference %"] == pytest.approx(row["chosen %"] - row["best of grid %"])
-    assert row["best of grid"] in ("chosen", "batch 128, rate 0.001") and "batch 16" in row["chosen"]
-    assert row["difference %"] <= 0 == row["above resnet20 %"]
+    trained = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.rglob("results.json")}
+    plain = [run["test_best"]["accuracy"] for name, run in trained.items() if name.startswith("rate")]
+    assert len(plain) == 2 and row["plain %"] == pytest.approx(100 * max(plain))
+    assert row["chosen %"] == pytest.approx(100 * trained["chosen-seed0"]["test_best"]["accuracy"])
+    assert row["difference %"] == pytest.approx(row["chosen %"] - row["plain %"])
+    assert row["network"] == "mspcaps_tiny" and row["batch"] == 16 and row["epochs"] == 1
+    assert 0 < row["standard error %"] < 5
     assert (tmp_path / "defaults.png").stat().st_size > 0
     assert EXPERIMENTS["defaults"].run(settings)["tables"] == results["tables"]

@@ -330,7 +330,7 @@ def test_a_folder_is_learned_with_no_option_and_the_run_repeats_from_its_folder(
     out = capsys.readouterr().out
     assert "--batch-size" in out and "expected time" in out
     saved = TrainConfig.from_yaml(tmp_path / "runs/resnet8_64-photos/config.yaml")
-    assert saved.minutes is None and saved.batch_size == 16 and saved.augment == ("crop=8", "flip")
+    assert saved.minutes is None and saved.batch_size == 16 and saved.augment == ("zoom=0.35:1", "flip")
     accuracy = float(out.partition("test accuracy")[2].split()[0])
     assert accuracy >= 95
     assert main(["train", "runs/resnet8_64-photos", "--no-tensorboard"]) == 0

@@ -67,8 +67,7 @@ class DataFacts:
 
     def augmentation(self, side: int, *, mirror: bool = True) -> tuple[tuple[str, ...], str]:
         """The augmentation of images of a side, and why; `mirror` is whether mirrored images may mean the same."""
-        detailed = min(side, self.largest or side) >= DETAILED
-        crop = PART if detailed else f"crop={max(side // 8, 1)}"
+        crop = PART if side >= DETAILED else f"crop={max(side // 8, 1)}"
         if self.kind is None:
             return ("auto",), "the default of the data set"
         if not mirror:
