@@ -29,7 +29,8 @@ def backbone(settings: Settings) -> TrainConfig:
     return TrainConfig(
         model=NETWORK, data=str(settings.data), data_root=settings.data_root, in_chans=3, lr=3e-3, precision="bf16",
         batch_size=128, label_smoothing=0.1, augment=("zoom=0.25:1", "flip"), validation_fraction=0.04,
-        limit=settings.limit, device=settings.device or "auto", tensorboard=False, output=str(settings.folder), name="backbone", resume=True,
+        limit=settings.limit, device=settings.device or "auto", tensorboard=False, output=str(settings.folder),
+        name="backbone", resume=True,
     ).replace(**length)  # fmt: skip
 
 
