@@ -175,6 +175,13 @@ layout(
     Reading(TWO, SIX, "left out: test/"),
 )
 layout(
+    "notes beside images",
+    "seshuad/IMagenet: tiny-imagenet-200",
+    many("train/n01443537/images=3", "train/n01629819/images=3", "val/images=2", "test/images=2")
+    | {f"train/{name}/{name}_boxes.txt": "x_0.JPEG\t0\t10\t63\t58\n" for name in ("n01443537", "n01629819")},
+    Reading(("n01443537", "n01629819"), SIX, "left out: val/images/, whose images have no classes"),
+)
+layout(
     "capitals",
     "muxspace/facial_expressions as folders",
     many("HAPPY=2", "happy=4", "sad=4"),

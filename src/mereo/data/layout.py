@@ -35,6 +35,8 @@ _DOCUMENTS = (
     ".exe", ".msi", ".deb", ".iso", ".mp3", ".wav", ".flac", ".m4a", ".mp4", ".mov", ".avi", ".mkv", ".apk", ".epub",
 )  # fmt: skip
 """Suffixes that do not occur in image data sets: a folder with many such files is a folder of downloads."""
+_NOTES = (".txt", ".csv", ".xml", ".json", ".yaml", ".yml", ".md", ".html")
+"""Suffixes of notes about images, such as their boxes, that are left out of classes."""
 _FEW, _SHOWN, _LEAST_OF_A_NAME = 0.1, 5, 3
 """Share of images outside of class folders that is left out; number of names shown; least images of a class by name."""
 _CAMERAS = {"img", "image", "dsc", "dscn", "dscf", "pxl", "mvimg", "gopr", "photo", "pic", "picture", "frame", "scan"}
@@ -95,6 +97,7 @@ class Recogniser:
         )
         self.options, self.evaluation, self.unseen = options, evaluation, unseen
         self.left_out: list[str] = []
+        self.notes: set[str] = set()
 
     def read(self) -> Layout:
         """The layout, or a refusal."""
@@ -272,12 +275,16 @@ class Recogniser:
             if any(classes.values()) or split == "train" or not self.contents.images[folder]:
                 found[split] = classes
             else:
-                self.left_out.append(f"{name_of(folder)}/, whose images have no classes")
+                self.left_out.append(f"{folder}/, whose images have no classes")
         how = {"leaf": "innermost folders as classes", "path": "folders in folders as classes"}
         evidence = how.get(self.options.classes, "a folder for each class")
         return self._finish(found, f"{evidence}, splits {', '.join(found)}" if splits else evidence)
 
     def _finish(self, splits: Mapping[str, Mapping[str, Sequence[str]]], evidence: str) -> Layout:
+        if self.notes:
+            self.left_out.append(
+                f"{len(self.notes):,} notes beside images ({_shown(sorted(map(name_of, self.notes)))})"
+            )
         if self.left_out:
             evidence += f"; left out: {_shown(self.left_out)}"
         return class_layout(self.tree, splits, evidence, evaluation=self.evaluation, unseen=self.unseen)
@@ -300,7 +307,9 @@ class Recogniser:
                 continue
             folder = f"{top}/{rest}".rpartition("/")[0]
             name = {"leaf": name_of(folder), "path": folder}.get(how, top)
-            if file in masks:
+            if suffix_of(file) in _NOTES:
+                self.notes.add(file)
+            if file in masks or file in self.notes:
                 continue
             classes.setdefault(name, []).append(file)
         return classes
