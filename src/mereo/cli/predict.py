@@ -100,7 +100,8 @@ def _recall(model: Any, options: PredictOptions, paths: Sequence[Path], source: 
     texts = {str(path): path.read_bytes()[:LONGEST_PROMPT].decode(errors="replace") for path in paths}
     if options.prompt is not None:
         texts["prompt"] = options.prompt
-    task, predictions = Recall(), []
+    task = Recall()
+    predictions: list[dict[str, Any]] = []
     out = options.out or new_folder("predictions")
     out.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():

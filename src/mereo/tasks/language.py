@@ -6,7 +6,7 @@ import lzma
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -112,11 +112,11 @@ class Language(Task):
     """
 
     name = "language"
-    requires = ("tokens",)
+    requires: ClassVar[tuple[str, ...]] = ("tokens",)
     output_kinds = input_kinds = ("tokens",)
     example_model = "tnl_tiny"
     example_data = "pystdlib"
-    chooses = ("bits_per_byte", "min")
+    chooses: ClassVar[tuple[str, Literal["max", "min"]]] = ("bits_per_byte", "min")
     unit = "windows"
 
     def num_outputs(self, num_classes: int) -> int:
