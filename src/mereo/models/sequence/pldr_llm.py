@@ -114,7 +114,7 @@ _register(
     summary="Two layers of 64 for text as bytes, trained in minutes on a CPU.",
     parameters=156_392,
     tiny={
-        "dim": 12, "depth": 2, "num_heads": 3, "hidden_dim": 20, "units": 1, "metric_hidden": 5, "context": 16,
+        "dim": 12, "depth": 1, "num_heads": 3, "hidden_dim": 20, "units": 1, "metric_hidden": 5, "context": 16,
         "vocab_size": 31, "metric_scope": "prefix",
     },
     variants={"plain attention": {"graph": "identity"}, "fixed graphs": {"graph": "given"}},

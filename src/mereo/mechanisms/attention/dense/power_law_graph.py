@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from mereo.core import AddedLoss, Causal, Coupling, Signal, mechanism
 from mereo.core.inputs import check_streamed
 from mereo.core.kernels.attention import attend
+from mereo.core.modes import unconverted
 from mereo.core.rotary import rotate
 from mereo.core.squash import accumulation_type, bounded
 from mereo.errors import UsageError, check_choice, check_count, check_heads, check_not_negative, check_probability
@@ -91,7 +92,8 @@ def squared_silu(z: Tensor) -> Tensor:
 
 def times(x: Tensor, graph: Tensor) -> Tensor:
     """x G in the wider type of G, which may hold entries that half precision does not: (..., n, d) -> the same."""
-    return bounded(x.to(graph.dtype) @ graph, torch.finfo(x.dtype).max).to(x.dtype)
+    with unconverted(x):
+        return bounded(x.to(graph.dtype) @ graph, torch.finfo(x.dtype).max).to(x.dtype)
 
 
 def dag_loss(matrices: Tensor) -> Tensor:
@@ -156,6 +158,9 @@ class PowerLawGraphAttention(nn.Module):
     `extend(tokens, state)` goes on from a state. With "all" the first part, the prompt, decides on G, which is kept and
     multiplied into the keys once, so that later tokens take plain attention. That equals a pass over all tokens only as
     far as G does not depend on them; "prefix" and a fixed G always equal it.
+
+    A row of LN(q^T q) of a few tokens changes sign with a channel of their queries, so G of short sequences and
+    prefixes is a steep function of them, and inexact in half precision.
 
     Reads as: couplings[b, h, r, s] is the share of token s in the output of head h for token r.
 
@@ -235,7 +240,8 @@ class PowerLawGraphAttention(nn.Module):
         """A of q^T q: (..., heads, d, d) -> the same."""
         wide, norm, dtype = gram.dtype, self.norm, self.weight.dtype
         scaled = F.layer_norm(gram, norm.normalized_shape, norm.weight.to(wide), norm.bias.to(wide), norm.eps)
-        metric: Tensor = self.units(scaled.to(dtype))
+        with unconverted(gram):
+            metric: Tensor = self.units(scaled.to(dtype))
         return metric
 
     def deduce(self, metric: Tensor) -> Deduced:
@@ -243,9 +249,10 @@ class PowerLawGraphAttention(nn.Module):
         wide = accumulation_type(metric)
         given = (self.weight, self.bias, self.power, self.mix, self.mix_bias)
         weight, bias, power, mix, mix_bias = (parameter.to(wide) for parameter in given)
-        positive = squared_silu(weight @ metric.to(wide) + bias) + LEAST
-        potential = positive**power
-        deduced = Deduced(metric, positive, potential, self.graphs(mix @ potential + mix_bias))
+        with unconverted(metric):
+            positive = squared_silu(weight @ metric.to(wide) + bias) + LEAST
+            potential = positive**power
+            deduced = Deduced(metric, positive, potential, self.graphs(mix @ potential + mix_bias))
         for loss, matrices in zip(self.dag, deduced[1:], strict=True):
             if self.training and loss.loss_weight:  # type: ignore[truthy-function]
                 loss(dag_loss(matrices))

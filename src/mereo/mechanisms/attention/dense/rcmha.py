@@ -167,7 +167,8 @@ class RelativeConvolutionalAttention(nn.Module):
         if visible is not None:
             parts = [part.masked_fill(~visible[:, -part.shape[1] :, None], 0) for part in parts]
         parts = [F.pad(part, (0, 0, self._before, 0)) for part in parts]
-        return self._exchange(*map(self._heads, ("query", "key", "value"), parts), visible)
+        q, k, v = map(self._heads, ("query", "key", "value"), parts)
+        return self._exchange(q, k, v, visible)
 
     def extend(self, tokens: Tensor, state: RelativeState | None = None) -> tuple[Tensor, RelativeState]:
         """The next tokens after `state`: their outputs, and the state after them."""
