@@ -17,7 +17,7 @@ from mereo.runtime.device import choose_device
 from papers.common.settings import Settings
 
 SIDE, PATCH, DIM, DEPTH, HEADS, SHARE = 64, 8, 64, 4, 4, 0.2
-IMAGES, TESTED, EPOCHS, BATCH, RATE = 2048, 1000, 20, 64, 1e-3
+IMAGES, TESTED, EPOCHS, BATCH, RATE = 2048, 1000, 10, 64, 1e-3
 DETAILS = ("110 110 000", "111 111 000", "011 010 011", "101 010 101", "010 111 010", "111 101 111")
 """Cells of each detail, row by row. A class is one of them."""
 CELL, STEP = 4, 4
@@ -60,13 +60,11 @@ class Variant:
     Attributes:
         share: of the patches that look again; None without global-local cross-attention.
         pairwise: whether images have partners in training.
-        partner: stream of the partner's keys and values.
         pairs: (labels, random numbers) -> the partners; None for a random permutation.
     """
 
     share: float | None = None
     pairwise: bool = False
-    partner: str = "plain"
     pairs: Callable[[Tensor, torch.Generator], Tensor] | None = None
 
 
@@ -86,10 +84,8 @@ VARIANTS: Mapping[str, Variant] = {
     "global-local": Variant(SHARE),
     "pair-wise": Variant(None, True),
     "both": Variant(SHARE, True),
-    "pair-wise, the image itself": Variant(None, True, pairs=lambda labels, random: torch.arange(len(labels))),
     "pair-wise, same class": Variant(None, True, pairs=_among(lambda one, two: one == two)),
     "pair-wise, other class": Variant(None, True, pairs=_among(lambda one, two: one != two)),
-    "pair-wise, partner's pair stream": Variant(None, True, "pair"),
 }
 
 
@@ -115,7 +111,7 @@ def train(variant: Variant, settings: Settings, seed: int) -> dict[str, float]:
         num_heads=HEADS,
     )  # fmt: skip
     if variant != VARIANTS["attention alone"]:
-        network = mereo.dual_cross_attention(network, variant.share, pairwise=variant.pairwise, partner=variant.partner)
+        network = mereo.dual_cross_attention(network, variant.share, pairwise=variant.pairwise)
     network.to(device)
     epochs, size = settings.epochs or EPOCHS, settings.batch_size or BATCH
     steps = epochs * -(-len(train_set[1]) // size)

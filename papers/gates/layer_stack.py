@@ -22,8 +22,8 @@ from papers.common.deep_training import small_images
 from papers.common.fitting import batches, fit
 from papers.common.settings import Settings
 
-DEPTH, DIM, HEADS, PATCH, IMAGES, EPOCHS, BATCH, RATE = 12, 64, 4, 4, 4096, 6, 64, 1e-3
-HEAD_EPOCHS, HEAD_RATE, HIDDEN = 15, 1e-3, 128
+DEPTH, DIM, HEADS, PATCH, IMAGES, EPOCHS, BATCH, RATE = 12, 64, 4, 4, 2048, 5, 64, 1e-3
+HEAD_EPOCHS, HEAD_RATE, HIDDEN = 10, 1e-3, 64
 KEPT = 3
 """Layers that the ablation keeps."""
 

@@ -133,9 +133,15 @@ def contenders(setting: Setting) -> tuple[Contender, ...]:
 
 
 def digest(run: Run) -> list[Table]:
-    """A row for each gate: times, and ours in units of reading and writing the map and of the published block."""
+    """A row for each gate: times, and ours in units of reading and writing the map and of the published block.
+
+    On a CPU it is the time of the processor, which other processes change less.
+    """
+    on_cpu = run.machine["device"] == "cpu"
     measured = {
-        (m.sizes["gate"], m.contender, m.threads): m.wall.median for m in run.measurements if m.wall is not None
+        (m.sizes["gate"], m.contender, m.threads): time.median
+        for m in run.measurements
+        if (time := m.cpu if on_cpu else m.wall) is not None
     }
     rows = []
     for gate, threads in dict.fromkeys((gate, threads) for gate, _, threads in measured):
@@ -143,7 +149,9 @@ def digest(run: Run) -> list[Table]:
         if ours is not None and published is not None and copy is not None:
             times = (f"{1e3 * seconds:.3g}" for seconds in (ours, published, copy))
             rows.append((str(gate), str(threads), *times, f"{ours / copy:.2f}", f"{ours / published:.2f}"))
-    columns = ("gate", "threads", f"{OURS}, ms", f"{PUBLISHED}, ms", f"{COPY}, ms", "of read and write", "of published")
+    unit = "CPU ms" if on_cpu else "ms"
+    names = (f"{name}, {unit}" for name in (OURS, PUBLISHED, COPY))
+    columns = ("gate", "threads", *names, "of read and write", "of published")
     return [Table("Gates, forward", columns, tuple(rows))] if rows else []
 
 

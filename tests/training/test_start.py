@@ -248,6 +248,7 @@ def test_a_file_under_the_names_of_another_library(small_config, published, tmp_
 OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "moh": lambda m: mereo.moh(m, 0.5, routing="tokens"),
     "evit": lambda m: mereo.evit(m, (0.5, 0.6), layers=(0, 1)),
+    "dual": lambda m: mereo.dual_cross_attention(m, 0.5),
     "sparsifiner": lambda m: mereo.sparsifiner(m, 0.5),
     "linearise, sea": lambda m: mereo.sea(linearise(m, 2, layers=[1]), columns=4, top_k=2, layers=[0]),
     "insert": lambda m: mereo.insert(m, "multi_head", "blocks", heads=2) and m,
@@ -274,7 +275,8 @@ def test_weights_of_a_network_after_surgery_are_trained_resumed_and_loaded(name,
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "train_epoch", stop_in_the_second)
         assert main(TRAIN) != 0
-    assert "source.safetensors; new: head; first convolution" in capsys.readouterr().out
+    new = "dual, head" if name == "dual" else "head"
+    assert f"source.safetensors; new: {new}; first convolution" in capsys.readouterr().out
     Path("source.safetensors").unlink()
     assert main(["train", "runs/run", "--resume"]) == 0
     config = TrainConfig.from_yaml(Path("runs/run/config.yaml"))

@@ -283,6 +283,9 @@ def dual_cross_attention(
     branches = DualBranches(model, prefix, share, pairwise)
     copy = replace_attention(model, lambda host: PairAttention(host, state, next(numbers), share is not None, partner))
     copy.add_module(HELD_AS, branches)
+    if share is not None and hasattr(copy, "classifier_parts"):
+        # Weights for other classes leave out both classifiers.
+        copy.classifier_parts = (*copy.classifier_parts, f"{HELD_AS}.classifier")  # type: ignore[assignment,misc]
     layers = blocks_of(copy)
     layers[0].register_forward_pre_hook(_Double(branches, state))
     layers[-1].register_forward_hook(_Keep(state))

@@ -136,6 +136,7 @@ def changed(what: str, model: ViT) -> nn.Module:
         "evit": lambda: mereo.evit(model, 0.5, layers=[0]),
         "moh": lambda: mereo.moh(model, 1.0, shared=3),
         "sparsifiner": lambda: mereo.sparsifiner(model, keep=0.5),
+        "dual": lambda: mereo.dual_cross_attention(model, 0.3),
         "linearise": lambda: linearise(model, radius=2),
         "watchable": lambda: mereo.watchable(model),
     }
@@ -144,7 +145,7 @@ def changed(what: str, model: ViT) -> nn.Module:
 
 
 @pytest.mark.parametrize("distilled", [False, True])
-@pytest.mark.parametrize("what", ["evit", "moh", "sparsifiner", "linearise", "watchable"])
+@pytest.mark.parametrize("what", ["evit", "moh", "sparsifiner", "dual", "linearise", "watchable"])
 def test_functions_from_model_to_model_take_it(what: str, distilled: bool) -> None:
     model = tiny(distilled=distilled)
     images, before = torch.rand(2, 3, 16, 16), {name: p.clone() for name, p in model.state_dict().items()}
