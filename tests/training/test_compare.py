@@ -25,7 +25,7 @@ def test_networks_are_named_with_arguments():
     label, variant = parse_variant("capsnet:routing_steps=1,decoder=false")
     assert label == "capsnet:decoder=false,routing_steps=1"
     assert variant.changes == {"model": "capsnet"} and variant.model_args == {"routing_steps": 1, "decoder": False}
-    assert parse_variant("mspcaps_tiny:scales=[0,1],patch_size=2")[1].model_args == {"scales": [0, 1], "patch_size": 2}
+    assert parse_variant("mspcaps_tiny:scales=(0, 1),patch_size=2")[1].model_args == {"scales": [0, 1], "patch_size": 2}
     label, variant = parse_variant("mspcaps_paper:patch_size=2", "digits_demo")
     assert (label, variant.recipe) == ("mspcaps_paper:patch_size=2", "mspcaps_paper")
     assert parse_variant("capsnet", "digits_demo")[1].recipe == "digits_demo"
