@@ -67,7 +67,7 @@ def test_a_state_space_is_attention_whose_normaliser_only_grows() -> None:
     log_eta = -made.log_lambda.cumsum(2)
     attention = normalised(made.C, made.B * log_eta.exp(), made.u, log_eta)
     torch.testing.assert_close(attention.log_lambda, made.log_lambda)
-    torch.testing.assert_close(made.finish(attention.run() + made.D * made.u), ssd(tokens))
+    torch.testing.assert_close(made.outputs(attention.run() + made.D * made.u), ssd(tokens))
     assert (made.Lambda < 1).all() and (log_eta.diff(dim=2) > 0).all()
 
 

@@ -503,7 +503,7 @@ def its_recurrence_and_kernel_equal_forward(entry: Mechanism) -> None:
     assert difference(made.run("recurrent"), expected) < 1e-6 and cast(float, made.error) < 1e-6 * scale
     mixed = made.kernel() @ made.u
     mixed = mixed if made.D is None else mixed + made.D * made.u
-    assert difference(made.finish(mixed), expected) < 1e-6
+    assert difference(made.outputs(mixed), expected) < 1e-6
 
 
 @check(promising("any length"))

@@ -37,7 +37,8 @@ class Recurrence:
         B, C: (batch, heads or 1, tokens, states).
         u: what enters: the values of attention, the convolved input of a quasi-LSTM; (batch, heads, tokens, channels).
         D: what skips the state, (heads, 1, channels); None for 0.
-        finish: y (batch, heads, tokens, channels) -> outputs of the mixer (batch, tokens, dim), such as a projection.
+        finish: y (batch, heads, tokens, channels) -> outputs of the mixer (batch, tokens, dim), such as a projection;
+            None for y itself.
         error: largest difference between `run` and the mixer; None if they were not compared.
     """
 
@@ -46,7 +47,7 @@ class Recurrence:
     C: Tensor
     u: Tensor
     D: Tensor | None = None
-    finish: Callable[[Tensor], Tensor] = lambda y: y
+    finish: Callable[[Tensor], Tensor] | None = None
     error: float | None = None
 
     @property
@@ -66,7 +67,11 @@ class Recurrence:
 
     def run(self, method: str = "auto") -> Tensor:
         """The outputs of the mixer: (batch, tokens, dim)."""
-        return self.finish(self.scan(method=method)[0])
+        return self.outputs(self.scan(method=method)[0])
+
+    def outputs(self, y: Tensor) -> Tensor:
+        """What the mixer makes of y (batch, heads, tokens, channels): (batch, tokens, dim)."""
+        return y if self.finish is None else self.finish(y)
 
     def kernel(self) -> Tensor:
         """The share of u_j in y_i without D, which is added on the diagonal: (batch, heads, tokens, tokens), float64.
@@ -86,7 +91,7 @@ class Recurrence:
 
 
 def normalised(
-    phi: Tensor, psi: Tensor, values: Tensor, log_eta: Tensor, finish: Callable[[Tensor], Tensor] = lambda y: y
+    phi: Tensor, psi: Tensor, values: Tensor, log_eta: Tensor, finish: Callable[[Tensor], Tensor] | None = None
 ) -> Recurrence:
     """The recurrence of attention with separable scores: sum_{j<=i} phi(q_i)^T psi(k_j) v_j / eta_i.
 
@@ -123,7 +128,7 @@ def taylor_features(x: Tensor, degree: int) -> Tensor:
 
 
 def softmax_recurrence(
-    q: Tensor, k: Tensor, v: Tensor, degree: int = DEGREE, finish: Callable[[Tensor], Tensor] = lambda y: y
+    q: Tensor, k: Tensor, v: Tensor, degree: int = DEGREE, finish: Callable[[Tensor], Tensor] | None = None
 ) -> Recurrence:
     """Causal softmax attention with exp(q^T k / sqrt(dim)) replaced by its Taylor polynomial.
 

@@ -132,7 +132,7 @@ class GatedScanMixer(nn.Module, ABC):
         if self.gates.watched:
             made = replace(made, log_lambda=self.gates(made.Lambda).clamp(min=0).log().clamp(min=LEAST))
         out, memory = made.scan(None if state is None else state.memory)
-        return made.finish(out), GatedState(memory, before)
+        return made.outputs(out), GatedState(memory, before)
 
     def step(self, token: Tensor, state: GatedState | None = None) -> tuple[Tensor, GatedState]:
         """One token: (batch, dim) and the state before it -> (batch, dim) and the state behind it."""
