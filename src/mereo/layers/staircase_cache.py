@@ -114,7 +114,8 @@ class StaircaseCache:
 
     A cache does not change: `append` and `join` return another one, which shares what is the same.
 
-    Deviates: the paper states the groups of the keys; the groups of the values are KIVI's, over all heads.
+    Deviates: the paper states the groups of the keys; the groups of the values are KIVI's, over all heads. The minimum
+        and step of a group have the type of the keys, which is 16 bits in half precision only.
 
     Reference: arXiv:2410.18441, the pseudo-code of its staircase quantisation.
     """
@@ -215,9 +216,12 @@ def _joined(old: Level | None, new: Level | None) -> Level | None:
     """Blocks of one number of bits, one after the other."""
     if old is None or new is None:
         return new or old
-    pairs = zip(old, new, strict=True)
     joined = [
-        Codes(*(torch.cat((x, y), 1) for x, y in zip(before[:3], after[:3], strict=True)), *before[3:])
-        for before, after in pairs
+        before._replace(
+            packed=torch.cat((before.packed, after.packed), 1),
+            low=torch.cat((before.low, after.low), 1),
+            step=torch.cat((before.step, after.step), 1),
+        )
+        for before, after in zip(old, new, strict=True)
     ]
     return joined[0], joined[1]

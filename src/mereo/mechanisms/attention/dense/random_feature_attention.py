@@ -6,6 +6,7 @@ are not trained, and M (d + 1) that are.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from mereo.core import Coupling, mechanism
 from mereo.errors import UsageError, check_choice, check_positive
 from mereo.mechanisms.attention.dense.random_features import RandomFeatures
 
-ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "tanh": torch.tanh}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "tanh": torch.tanh}
 LARGEST = 2**22
 """Pairs of keys whose kernel is computed at once."""
 

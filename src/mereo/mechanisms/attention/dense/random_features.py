@@ -96,7 +96,8 @@ class RandomFeatures(nn.Module):
 
     def read(self, *inputs: Tensor | None) -> Tensor:
         """f: the inputs of `forward` -> (batch,) or (batch, outputs)."""
-        blocks, total = self.blocks(), self.intercept
+        blocks = self.blocks()
+        total: Tensor = self.intercept
         again = len(blocks) > 1 and torch.is_grad_enabled() and not torch.compiler.is_compiling()
         for first, last in blocks:
             if again:

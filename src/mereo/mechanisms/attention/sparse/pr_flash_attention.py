@@ -91,13 +91,10 @@ def pr_flash_attention(
     queries, keys, values = (_blocks(x.transpose(1, 2), block) for x in (q, k, v))
     seen = _before(_blocks(there, block), distances).expand(len(q), -1, -1)
     bias = None if logs is None else logs[distances].repeat_interleave(block).view(1, 1, 1, -1)
-    mixed = attend(
-        queries.flatten(0, 1).transpose(1, 2),
-        *(_before(x, distances).flatten(0, 1).transpose(1, 2) for x in (keys, values)),
-        coupling,
-        mask=seen.reshape(-1, 1, 1, seen.shape[-1]),
-        bias=bias,
+    own, near, given = (
+        x.flatten(0, 1).transpose(1, 2) for x in (queries, _before(keys, distances), _before(values, distances))
     )
+    mixed = attend(own, near, given, coupling, mask=seen.reshape(-1, 1, 1, seen.shape[-1]), bias=bias)
     return mixed.transpose(1, 2).unflatten(0, (-1, rows)).flatten(1, 2)[:, :tokens].transpose(1, 2)
 
 
