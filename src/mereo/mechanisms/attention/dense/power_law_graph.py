@@ -148,9 +148,9 @@ class PowerLawGraphAttention(nn.Module):
     Args:
         dim: D, size of the tokens.
         num_heads: divides `dim`, into d channels each; with fewer than 4 the norms leave little of q^T q.
-        units: R, residual units of the network that makes A; see `MetricUnit`.
+        units: R, residual units of the network that makes A, see `MetricUnit`; 8 in the paper.
         gates: N, gated units of each.
-        hidden: size between the layers of a gated unit.
+        hidden: size between the layers of a gated unit; 170 in the paper.
         metric_scope: "all" sums q^T q over all tokens, as the released code does, so that in one pass G depends on
             later tokens; "prefix" has a G for each token, from it and those before.
         graph: "learned"; "identity" for plain attention; or "given" for a fixed G without the network, the buffer
@@ -185,9 +185,9 @@ class PowerLawGraphAttention(nn.Module):
         dim: int,
         num_heads: int = 4,
         *,
-        units: int = 8,
+        units: int = 2,
         gates: int = 2,
-        hidden: int = 170,
+        hidden: int = 32,
         metric_scope: str = "all",
         graph: str = "learned",
         rotary: bool = True,
