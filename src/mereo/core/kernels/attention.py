@@ -73,7 +73,8 @@ def _fused(given: _Exchange) -> Tensor:
     q, k = _of_one_size(given.q, given.k, given.v)
     v, coupling, mask, bias = given.v, given.coupling, given.mask, given.bias
     options: dict[str, Any] = {"dropout_p": coupling.dropout if coupling.training else 0.0, "scale": given.scale}
-    if mask is None and coupling.topology is None:
+    last = coupling.topology == Causal() and q.shape[-2] == 1  # the last token attends to all
+    if mask is None and (coupling.topology is None or last):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, **options)
     if mask is None and bias is None and coupling.topology == Causal() and q.shape[-2] == k.shape[-2]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, **options)

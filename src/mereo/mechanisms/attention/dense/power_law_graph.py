@@ -41,6 +41,14 @@ class GatedUnit(nn.Module):
         return self.second(F.silu(self.gate(z)) * self.first(z))
 
 
+class GramNorm(nn.LayerNorm):
+    """Layer normalisation of sums too large for half precision: float32 or wider -> the type of its weights."""
+
+    def forward(self, gram: Tensor) -> Tensor:
+        weight, bias = self.weight.to(gram.dtype), self.bias.to(gram.dtype)
+        return F.layer_norm(gram, self.normalized_shape, weight, bias, self.eps).to(self.weight.dtype)
+
+
 class MetricUnit(nn.Module):
     """LN(A + gates(A)) over the last axis, which all heads and rows share: (..., dim) -> the same."""
 
@@ -139,15 +147,15 @@ class PowerLawGraphAttention(nn.Module):
 
     Args:
         dim: D, size of the tokens.
-        num_heads: divides `dim`, into an even number d of channels each.
-        units: R, residual units of the network that makes A; see `MetricUnit`.
+        num_heads: divides `dim`, into d channels each; with fewer than 4 the norms leave little of q^T q.
+        units: R, residual units of the network that makes A, see `MetricUnit`; 8 in the paper.
         gates: N, gated units of each.
-        hidden: size between the layers of a gated unit.
+        hidden: size between the layers of a gated unit; 170 in the paper.
         metric_scope: "all" sums q^T q over all tokens, as the released code does, so that in one pass G depends on
             later tokens; "prefix" has a G for each token, from it and those before.
         graph: "learned"; "identity" for plain attention; or "given" for a fixed G without the network, the buffer
             `given_graph` (heads, d, d), which starts normal of 1 / sqrt(d).
-        rotary: whether queries and keys are turned by their positions.
+        rotary: whether queries and keys are turned by their positions; the last one of an odd number of channels stays.
         dag: weights of the losses "dag_A_LM", "dag_A_P" and "dag_G_LM", see `dag_loss`; means over layers.
         attn_drop: dropout of the couplings.
 
@@ -175,11 +183,11 @@ class PowerLawGraphAttention(nn.Module):
     def __init__(
         self,
         dim: int,
-        num_heads: int = 8,
+        num_heads: int = 4,
         *,
-        units: int = 8,
+        units: int = 2,
         gates: int = 2,
-        hidden: int = 170,
+        hidden: int = 32,
         metric_scope: str = "all",
         graph: str = "learned",
         rotary: bool = True,
@@ -194,16 +202,12 @@ class PowerLawGraphAttention(nn.Module):
         check_count(units=units)
         check_count(1, gates=gates, hidden=hidden)
         size = dim // num_heads
-        if rotary and size % 2:
-            raise UsageError(
-                f"dim is {dim} and num_heads {num_heads}; with rotary, dim must be a multiple of 2 num_heads."
-            )
         self.num_heads, self.metric_scope, self.graph, self.rotary = num_heads, metric_scope, graph, rotary
         self.query, self.key, self.value, self.proj = (nn.Linear(dim, dim) for _ in range(4))
         start_xavier(self.query, self.key, self.proj)
         shape = (num_heads, size, size)
         if graph == "learned":
-            self.norm = nn.LayerNorm(size, eps=EPSILON)
+            self.norm = GramNorm(size, eps=EPSILON)
             self.units = nn.Sequential(*(MetricUnit(size, hidden, gates) for _ in range(units)))
             self.weight, self.power, self.mix = (
                 nn.Parameter(nn.init.xavier_normal_(torch.empty(shape))) for _ in range(3)
@@ -233,15 +237,15 @@ class PowerLawGraphAttention(nn.Module):
         parts = (layer(tokens) for layer in (self.query, self.key, self.value))
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in parts)
         if self.rotary:
-            q, k = rotate(q, position, neighbours=True), rotate(k, position, neighbours=True)
+            even = q.shape[-1] // 2 * 2
+            turned = (rotate(x[..., :even], position, neighbours=True) for x in (q, k))
+            q, k = (torch.cat((t, x[..., even:]), -1) for t, x in zip(turned, (q, k), strict=True))
         return q, k, v
 
     def metric(self, gram: Tensor) -> Tensor:
         """A of q^T q: (..., heads, d, d) -> the same."""
-        wide, norm, dtype = gram.dtype, self.norm, self.weight.dtype
-        scaled = F.layer_norm(gram, norm.normalized_shape, norm.weight.to(wide), norm.bias.to(wide), norm.eps)
         with unconverted(gram):
-            metric: Tensor = self.units(scaled.to(dtype))
+            metric: Tensor = self.units(self.norm(gram))
         return metric
 
     def deduce(self, metric: Tensor) -> Deduced:
