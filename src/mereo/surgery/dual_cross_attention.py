@@ -2,8 +2,9 @@
 training a third one in which each image also attends to another image.
 
 Source: Zhu, Ke, Li, Liu, Tian, Shan 2022, arXiv:2205.02151.
-Cost: for DeiT-T at 448 x 448 8.5 % more parameters and 1.6 % more multiply-adds; a training step runs the network on
-twice as many images, half of them with twice as many keys.
+Cost: for DeiT-T at 448 x 448 8.5 % more parameters and 1.6 % more multiply-adds. Every layer makes its map of
+couplings, of which the mean over the heads is kept. A training step runs the network on twice as many images, half of
+them with twice as many keys.
 """
 
 import math

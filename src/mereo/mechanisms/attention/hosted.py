@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from mereo.core import Coupling
 from mereo.core.kernels.attention import attend
+from mereo.core.modes import must_be_called
 from mereo.errors import UsageError
 from mereo.mechanisms.attention.dense import MultiHeadAttention
 
@@ -49,11 +50,13 @@ def split_heads(attn: nn.Module, x: Tensor) -> Heads:
 def cross_heads(attn: nn.Module, x: Tensor, context: Tensor) -> Heads:
     """Queries of some tokens, keys and values of others, by one layer: (batch, tokens, dim) each -> as `split_heads`.
 
-    Only the queries of x and the keys and values of the context are computed.
+    Only the queries of x and the keys and values of the context are computed, unless the layer has hooks.
     """
     heads: int = attn.num_heads  # type: ignore[assignment]
     if isinstance(getattr(attn, "query", None), nn.Linear):
         q, k, v = attn.query(x), attn.key(context), attn.value(context)  # type: ignore[operator]
+    elif must_be_called(attn.qkv):  # type: ignore[arg-type]
+        q, (_, k, v) = attn.qkv(x).chunk(3, -1)[0], attn.qkv(context).chunk(3, -1)  # type: ignore[operator]
     else:
         weight, bias = attn.qkv.weight, attn.qkv.bias  # type: ignore[union-attr]
         width = len(weight) // 3  # type: ignore[arg-type]
