@@ -146,6 +146,7 @@ def test_rates_follow_the_network_the_batch_and_the_weights():
     [
         ("mspcaps_tiny", 3e-3),
         ("resnet20", 7e-3),
+        ("resnet14_64", 4e-3),
         ("resnet8_64", 3e-3),
         ("cait_xxs24_224", 1e-3),
         ("timm:resnet10t", 2e-3),
@@ -329,14 +330,14 @@ def test_a_folder_is_learned_with_no_option_and_the_run_repeats_from_its_folder(
     assert main(["train", "--data", "photos", "--no-tensorboard"]) == 0
     out = capsys.readouterr().out
     assert "--batch-size" in out and "expected time" in out
-    saved = TrainConfig.from_yaml(tmp_path / "runs/resnet8_64-photos/config.yaml")
-    assert saved.minutes is None and saved.batch_size == 16 and saved.augment == ("zoom=0.35:1", "flip")
+    saved = TrainConfig.from_yaml(tmp_path / "runs/resnet14_64-photos/config.yaml")
+    assert saved.minutes is None and saved.batch_size == 16 and saved.augment == ("zoom=0.5:1", "flip")
     accuracy = float(out.partition("test accuracy")[2].split()[0])
     assert accuracy >= 95
-    assert main(["train", "runs/resnet8_64-photos", "--no-tensorboard"]) == 0
-    again = TrainConfig.from_yaml(tmp_path / "runs/resnet8_64-photos-2/config.yaml")
+    assert main(["train", "runs/resnet14_64-photos", "--no-tensorboard"]) == 0
+    again = TrainConfig.from_yaml(tmp_path / "runs/resnet14_64-photos-2/config.yaml")
     assert again.replace(tensorboard=saved.tensorboard) == saved
     first, second = (
-        (tmp_path / f"runs/resnet8_64-photos{name}/results.csv").read_text().splitlines()[-1] for name in ("", "-2")
+        (tmp_path / f"runs/resnet14_64-photos{name}/results.csv").read_text().splitlines()[-1] for name in ("", "-2")
     )
     assert first.split(",")[:6] == second.split(",")[:6]

@@ -20,7 +20,7 @@ COLOURLESS = 6.0
 """Mean distance between the channels of a pixel, of 255, below which images are grey."""
 NEAR, PLAIN_SHARE = 20, 0.65
 """Text has at least this share of its pixels near the commonest value."""
-DETAILED, PART = 48, "zoom=0.35:1"
+DETAILED, PART = 48, "zoom=0.5:1"
 """Side of images in pixels from which on a part of a photograph shows enough, and what takes such a part."""
 UNEVEN, FEWEST = 5, 5
 """Ratio of the sizes of classes from which on they are balanced; images of a class that can be learned."""

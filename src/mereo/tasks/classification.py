@@ -157,7 +157,7 @@ class Classification(Task):
     is_share = True
     scores_classes = True
     # Capsules on small maps learn shapes, textures and numbers of things too slowly.
-    colour_model = "resnet8_64"
+    colour_model = "resnet14_64"
     losses = LOSSES
 
     @property

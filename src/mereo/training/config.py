@@ -55,7 +55,7 @@ class TrainConfig:
     """Train a network into a run folder with weights, results and pictures."""
 
     model: str = "mspcaps_tiny"
-    """Name of the network (listed by `mereo models`); by default mspcaps_tiny, for images in colour resnet8_64. Other
+    """Name of the network (listed by `mereo models`); by default mspcaps_tiny, for images in colour resnet14_64. Other
     libraries' networks are named timm:resnet18 or torchvision:resnet18."""
     data: str = "digits"
     """Name of a data set (listed by `mereo datasets`), or path of images: a folder with {train,val,test}/<class>/*, a

@@ -49,6 +49,7 @@ def test_a_block_is_its_equation(inputs: int, outputs: int, stride: int) -> None
 def test_maps_of_stages() -> None:
     narrow, wide = (16, 32, 64), (64, 128, 256)
     presets = {"resnet20": (32, 1, narrow), "resnet20_224": (224, 4, narrow), "resnet8_64": (64, 4, wide)}
+    presets["resnet14_64"] = (64, 2, (24, 48, 96))
     for name, (side, stride, widths) in presets.items():
         sides = [side // (stride * 2**stage) for stage in range(3)]
         backbone = mereo.create_model(name, features_only=True).eval()

@@ -112,10 +112,21 @@ _register(
     "resnet20_224", 20, 271_642, "whose first convolution has stride 4, for photographs", img_size=224, stem_stride=4
 )
 _register(
+    "resnet14_64",
+    14,
+    386_626,
+    "whose first convolution has stride 2, half as wide again, for photographs and short trainings",
+    img_size=64,
+    stem_stride=2,
+    widths=(24, 48, 96),
+    blocks=2,
+    rate=4e-3,
+)
+_register(
     "resnet8_64",
     8,
     1_193_546,
-    "whose first convolution has stride 4, four times as wide, for photographs and short trainings",
+    "whose first convolution has stride 4, four times as wide, for photographs",
     img_size=64,
     stem_stride=4,
     widths=(64, 128, 256),
