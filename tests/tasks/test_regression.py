@@ -182,3 +182,15 @@ def test_a_resumed_training_repeats_an_uninterrupted_one_bit_for_bit(
     assert whole.results["test_best"] == resumed.results["test_best"]
     for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_an_exported_folder_keeps_the_units_of_numbers(tmp_path: Path) -> None:
+    model = mereo.create_model("resnet20", num_classes=2, img_size=8)
+    targets = {"mean": [50.0, -3.0], "std": [7.0, 0.5]}
+    mereo.save_weights(tmp_path / "a.safetensors", model, class_names=NAMES, task="regression", targets=targets)
+    model = mereo.load(tmp_path / "a.safetensors")
+    again = mereo.from_pretrained(mereo.save_pretrained(model, tmp_path / "folder"))
+    assert task_of(again).fitted["targets"] == targets
+    image = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    (given,), (kept,) = mereo.predict(model, image), mereo.predict(again, image)
+    assert kept.values == pytest.approx(given.values)

@@ -13,6 +13,7 @@ from typing import Any
 from mereo.errors import UsageError
 from mereo.escape import cut
 from mereo.files import read_regular, write_atomically
+from mereo.inference.predict import task_of
 from mereo.inference.temperature import KEY, check_calibration
 from mereo.models import VisionModel, get_model_entry, load, save_weights
 from mereo.models.arguments import as_tuples
@@ -49,6 +50,9 @@ def known_record(model: VisionModel, record: Mapping[str, Any] | None) -> dict[s
     source = model.metadata if record is None else {**model.metadata, **record}
     known = {name: source[name] for name in RECORD if source.get(name) is not None}
     check_record(known, "the weights")
+    # What the task has measured on the training images, such as the units of numbers.
+    fitted = task_of(model).fitted if "task" in model.metadata else {}
+    known |= {name: model.metadata[name] for name in fitted if name in model.metadata}
     check_calibration(known.get(KEY))
     return known
 
