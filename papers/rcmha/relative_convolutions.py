@@ -101,7 +101,8 @@ def run(settings: Settings) -> dict[str, Any]:
     def of(name: str, figure: str) -> list[float]:
         return [run[figure] for run in runs[name] if figure in run]
 
-    rows, last = [], of("RCMHA", "bits_per_byte")
+    rows: list[dict[str, Any]] = []
+    last = of("RCMHA", "bits_per_byte")
     for name in VARIANTS:
         bits, again = of(name, "bits_per_byte"), of(name, "with memory")
         behind = [own - other for own, other in zip(bits, last, strict=True)]
@@ -118,7 +119,7 @@ def run(settings: Settings) -> dict[str, Any]:
                 "bits per byte with memory": statistics.mean(again) if again else None,
             }
         )
-    ranked = sorted(rows, key=lambda row: float(row["bits per byte"]))
+    ranked = sorted(rows, key=lambda row: row["bits per byte"])
     sizes = [{"attention": name, "stored MiB": stored, "peak MiB": peak} for name, (stored, peak) in memory.items()]
     seen = len(train) * CONTEXT * (settings.epochs or 1)
     return {

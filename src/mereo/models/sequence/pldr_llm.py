@@ -9,6 +9,7 @@ Deviates: tokens of number 0 count in the loss of mereo's language task, as byte
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -119,7 +120,7 @@ _register(
     },
     variants={"plain attention": {"graph": "identity"}, "fixed graphs": {"graph": "given"}},
 )  # fmt: skip
-_110M = {
+_110M: dict[str, Any] = {
     "vocab_size": 32_000, "dim": 896, "depth": 5, "num_heads": 14, "hidden_dim": 2389, "units": 8, "metric_hidden": 170,
     "context": 1024,
 }  # fmt: skip

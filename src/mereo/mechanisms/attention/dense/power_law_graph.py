@@ -258,7 +258,7 @@ class PowerLawGraphAttention(nn.Module):
             potential = positive**power
             deduced = Deduced(metric, positive, potential, self.graphs(mix @ potential + mix_bias))
         for loss, matrices in zip(self.dag, deduced[1:], strict=True):
-            if self.training and loss.loss_weight:  # type: ignore[truthy-function]
+            if self.training and loss.loss_weight:
                 loss(dag_loss(matrices))
         return deduced
 
