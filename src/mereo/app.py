@@ -14,19 +14,24 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Seque
 from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
+from torch import Tensor
 from torchvision.transforms.v2.functional import to_pil_image
 
-from mereo.data import Images, load_split
+from mereo.data import Batch, Images, load_split
+from mereo.data.layout_options import LayoutOptions
 from mereo.errors import MereoError, UsageError, first_line
 from mereo.explain.folder import KINDS, write_explanations
 from mereo.explain.folder import why_not as kinds_missing
-from mereo.inference.predict import predict, read_images, task_of
-from mereo.measure.trained_models import choose_data, run_config
-from mereo.models import VisionModel, load
+from mereo.inference.evaluate import prepare_batch
+from mereo.inference.predict import class_names, predict, read_images, task_of
+from mereo.measure.trained_models import choose_data, is_own, run_config
+from mereo.models import Network, VisionModel, load
+from mereo.tasks.mask_pictures import draw_masks
+from mereo.tasks.pictures import draw_images
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when Gradio is imported
 ADDRESS = "127.0.0.1"
@@ -43,11 +48,41 @@ POLICY = (
 """The page loads nothing from elsewhere."""
 TITLES = {
     "picture": "parts hidden, votes, couplings", "gradients": "input gradients", "attention": "attention",
-    "trees": "parse tree", "sweeps": "pose sweeps",
+    "trees": "parse tree", "sweeps": "pose sweeps", "masks": "class of each pixel", "nearest": "nearest test images",
 }  # fmt: skip
+OWN = {"segmentation": "masks", "embedding": "nearest"}
+"""Tasks whose prediction is itself a picture."""
+SHARES = {"multilabel": "labels", "segmentation": "shares of pixels"}
+"""Titles of shares that are not of classes."""
+GALLERY, FOUND = 256, 6
+"""Test images of an embedding that are searched, and the nearest ones that are shown."""
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class Answer(NamedTuple):
+    """What is shown for an image.
+
+    Attributes:
+        shares: numbers from 0 to 1 by name, such as the probabilities of classes, or their scores; None without any.
+        picture: of an explanation, or the prediction itself.
+        text: the numbers of a regression.
+    """
+
+    shares: dict[str, float] | None
+    picture: Image.Image
+    text: str
+
+
+def why_not_shown(model: Network) -> str | None:
+    """Why a network cannot be shown; None for one that can."""
+    if not isinstance(model, VisionModel):
+        return f"reads {model.input_kind}, and the page shows images"
+    task = task_of(model)
+    if task.scores_classes:
+        return None if model.num_classes else "has no classes"
+    return None if task.cell_names else f"is of the task {task.name}, which the page does not show"
 
 
 class Networks:
@@ -63,18 +98,22 @@ class Networks:
     def __init__(self, sources: Sequence[Path], device: Any, data: str | None, data_root: str | None) -> None:
         self.sources, self.device, self.data, self.data_root = list(map(str, sources)), device, data, data_root
         self.model, self._tests = lru_cache(maxsize=4)(self._load), lru_cache(maxsize=4)(self._load_tests)
+        self._gallery = lru_cache(maxsize=4)(self._embed_tests)
 
     def _load(self, source: str) -> VisionModel:
         if source not in self.sources:
             raise UsageError(f"network is {source!r}, which is not one of the page.")
         model = load(Path(source), self.device)
-        if model.input_kind != "images" or model.num_classes == 0 or not task_of(model).scores_classes:
-            raise UsageError(f"network is {source!r}, which is not a classifier of images; choose another.")
+        if (reason := why_not_shown(model)) is not None:
+            raise UsageError(f"network is {source!r}, which {reason}; choose another.")
         return model
 
     def kinds(self, source: str) -> list[str]:
-        """The explanations that a network gives."""
-        missing = kinds_missing(self.model(source))
+        """The explanations that a network gives; of a segmentation and an embedding the prediction itself."""
+        model = self.model(source)
+        if (own := OWN.get(task_of(model).name)) is not None:
+            return [own]
+        missing = kinds_missing(model)
         return [kind for kind in KINDS if kind in TITLES and kind not in missing]
 
     def _load_tests(self, source: str) -> Images:
@@ -82,8 +121,12 @@ class Networks:
         root = self.data_root or (config.data_root if config else None)
         height, width = model.image_shape[1:]
         how: dict[str, Any] = {"img_size": (height, width), "in_chans": model.image_shape[0], "download": False}
+        task = task_of(model)
         try:
-            return load_split(choose_data([model], [config], self.data), "test", root=root, **how)
+            data = choose_data([model], [config], self.data)
+            layout = config.layout if config is not None and is_own(config, data, root) else LayoutOptions()
+            options = task.read_as(layout)
+            return load_split(data, "test", root=root, unseen=task.unseen_classes, options=options, **how)
         except (MereoError, UsageError, OSError):
             return load_split("digits", "test", **how)
 
@@ -92,17 +135,48 @@ class Networks:
         images = self._tests(source)
         return to_pil_image(images.batch(torch.tensor([number % len(images)])).images[0])
 
-    def answer(self, source: str, path: str, kind: str) -> tuple[dict[str, float], Any]:
-        """The probabilities of the classes for an image file, or their scores, and the picture of an explanation."""
-        model = self.model(source)
-        kind = kind if kind in self.kinds(source) else "picture"
-        (found,) = predict(model, [Path(path)], top=model.num_classes, strict=True)
+    def answer(self, source: str, path: str, kind: str) -> Answer:
+        """The prediction for an image file, and the picture of an explanation."""
+        model, kinds = self.model(source), self.kinds(source)
+        kind = kind if kind in kinds else kinds[0]
+        (found,) = predict(model, [Path(path)], top=max(model.num_classes, 1), strict=True)
         _, images = read_images([Path(path)], model, strict=True)
         images = images.to(next(model.parameters()).device)
+        numbers = {name: value for name, value in found.values.items() if isinstance(value, float)}
+        shares = next((dict(found.values[n]) for n in ("probabilities", "scores", "shares") if n in found.values), None)
         with tempfile.TemporaryDirectory() as folder:
-            (file,) = write_explanations(model, [(["image"], images)], folder, kinds=[kind])[kind]
+            file = Path(folder) / "picture.png"
+            if kind == "masks":
+                masks = {"predicted": self._outputs(model, images).argmax(1)}
+                draw_masks(images, masks, class_names(model), file, columns=1, width=4)
+            elif kind == "nearest":
+                self._draw_nearest(source, images, file)
+            else:
+                (file,) = write_explanations(model, [(["image"], images)], folder, kinds=[kind])[kind]
             with Image.open(file) as drawn:
-                return dict(found.values.get("probabilities") or found.values["scores"]), drawn.copy()
+                return Answer(
+                    shares, drawn.copy(), "\n".join(f"{name}: {value:.4g}" for name, value in numbers.items())
+                )
+
+    @staticmethod
+    @torch.inference_mode()
+    def _outputs(model: VisionModel, images: Tensor) -> Tensor:
+        """What the task makes of images in [0, 1]."""
+        outputs: Tensor = task_of(model).apply(model, prepare_batch(Batch(images), model.pretrained_cfg))
+        return outputs
+
+    def _embed_tests(self, source: str) -> tuple[Tensor, Tensor]:
+        """Some test images of a network and their vectors."""
+        model, images = self.model(source), self._tests(source)
+        batch = images.batch(torch.arange(min(GALLERY, len(images))), device=next(model.parameters()).device)
+        return batch.images, self._outputs(model, batch.images)
+
+    def _draw_nearest(self, source: str, image: Tensor, path: Path) -> None:
+        """Draw an image beside the test images of the most similar vectors."""
+        images, vectors = self._gallery(source)
+        similar, places = (vectors @ self._outputs(self.model(source), image)[0]).topk(min(FOUND, len(vectors)))
+        titles = ["image", *(f"{value:.2f}" for value in similar.tolist())]
+        draw_images(torch.cat([image, images[places]]).cpu(), titles, path, columns=len(titles))
 
 
 def make_page(networks: Networks) -> Any:
@@ -118,16 +192,21 @@ def make_page(networks: Networks) -> Any:
 
         return call
 
-    def choose(source: str, number: float) -> tuple[Any, Any]:
-        kinds = networks.kinds(source)
+    def choose(source: str, number: float) -> tuple[Any, ...]:
+        kinds, task = networks.kinds(source), task_of(networks.model(source))
         choices = [(TITLES[kind], kind) for kind in kinds]
-        return gr.Dropdown(choices=choices, value=kinds[0], visible=len(kinds) > 1), example(source, number)
+        shares = gr.Label(label=SHARES.get(task.name, "classes"), visible=task.scores_classes or task.name in SHARES)
+        return (
+            gr.Dropdown(choices=choices, value=kinds[0], visible=len(kinds) > 1), example(source, number), shares,
+            gr.Textbox(visible=task.name == "regression"),
+            gr.Image(label="prediction" if kinds[0] in OWN.values() else "explanation"),
+        )  # fmt: skip
 
     def example(source: str, number: float) -> Any:
         return networks.example(source, max(int(number or 0), 0))
 
-    def answer(source: str, path: str | None, kind: str) -> tuple[Any, Any]:
-        return (None, None) if path is None else networks.answer(source, path, kind)
+    def answer(source: str, path: str | None, kind: str) -> tuple[Any, ...]:
+        return (None, None, "") if path is None else networks.answer(source, path, kind)
 
     with gr.Blocks(title="mereo", analytics_enabled=False, delete_cache=(600, 3600)) as page:
         with gr.Row():
@@ -139,13 +218,14 @@ def make_page(networks: Networks) -> Any:
                 )
             with gr.Column():
                 scores = gr.Label(num_top_classes=5, label="classes")
+                numbers = gr.Textbox(label="numbers", visible=False, interactive=False)
                 kind = gr.Dropdown([(title, kind) for kind, title in TITLES.items()], label="explanation")
         drawn = gr.Image(label="explanation", interactive=False, format="png")
         seen = [source, image, kind]
         for event in (page.load, source.change):
-            event(guarded(choose), [source, number], [kind, image])
+            event(guarded(choose), [source, number], [kind, image, scores, numbers, drawn])
         number.change(guarded(example), [source, number], image)
-        gr.on([image.change, kind.change], guarded(answer), seen, [scores, drawn], api_name="answer")
+        gr.on([image.change, kind.change], guarded(answer), seen, [scores, drawn, numbers], api_name="answer")
     return page.queue(max_size=WAITING, default_concurrency_limit=1, api_open=False)
 
 

@@ -17,6 +17,7 @@ from PIL import Image
 
 import mereo
 from mereo.app import LARGEST, Networks, bound
+from mereo.cli.app import _networks_here
 from mereo.cli.main import main
 from mereo.errors import UsageError
 
@@ -94,7 +95,8 @@ def test_an_image_is_answered_as_predict_does(client: Any, run: Path, tmp_path: 
     (path,) = upload(client, (tmp_path / "photo.png").read_bytes()).json()
     done = ask(client, [str(run), given(path), "picture"])
     assert done["success"], done
-    scores, picture = done["output"]["data"]
+    scores, picture, numbers = done["output"]["data"]
+    assert numbers == ""
     (expected,) = mereo.predict(mereo.load(run), [tmp_path / "photo.png"], top=100)
     shares = {each["label"]: each["confidence"] for each in scores["confidences"]}
     assert shares == pytest.approx({name: expected.values["probabilities"][name] for name in shares}, abs=1e-5)
@@ -159,3 +161,50 @@ def test_wrong_use_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         for words in (["--port", str(port)], ["--port", "99999"], [str(tmp_path / "none.safetensors")]):
             assert main(["app", *words]) != 0
             assert capsys.readouterr().err.count("mereo: error:") == 1
+
+
+TARGETS = {"mean": [50.0, -3.0], "std": [7.0, 0.5]}
+TASKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = {
+    "multilabel": ("resnet20", {"num_classes": 2, "img_size": 16}, ("cat", "dog"), {}),
+    "regression": ("resnet20", {"num_classes": 2, "img_size": 16}, ("age", "height"), {"targets": TARGETS}),
+    "embedding": ("embedding_resnet20", {"num_classes": 3, "img_size": 16}, (), {}),
+    "segmentation": ("unet_small", {"num_classes": 2, "img_size": 16, "widths": (6, 8)}, ("no", "yes"), {}),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_is_answered_as_predict_does(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    name, arguments, names, known = TASKS[task]
+    source = tmp_path / "runs" / task / "weights" / "best.safetensors"
+    source.parent.mkdir(parents=True)
+    mereo.save_weights(source, mereo.create_model(name, **arguments), class_names=names, task=task, **known)
+    (tmp_path / "photo.png").write_bytes(photo())
+    networks = Networks([source], torch.device("cpu"), None, None)
+    kinds = networks.kinds(str(source))
+    assert kinds == {"embedding": ["nearest"], "segmentation": ["masks"]}.get(task, kinds) and kinds
+    assert networks.example(str(source), 0).size == (16, 16)
+    (expected,) = mereo.predict(source, tmp_path / "photo.png")
+    shares, picture, text = networks.answer(str(source), str(tmp_path / "photo.png"), "trees")
+    assert picture.width > 300
+    if task == "regression":
+        assert shares is None
+        assert text.splitlines() == [f"{name}: {value:.4g}" for name, value in expected.values.items()]
+    else:
+        wanted = expected.values.get("probabilities") or expected.values.get("shares")
+        assert text == "" and shares == (None if wanted is None else pytest.approx(wanted))
+    monkeypatch.chdir(tmp_path)
+    assert _networks_here()[0] == Path("runs") / task
+
+
+def test_what_is_not_shown_is_refused_in_one_line_and_not_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = Path("runs/text/weights/best.safetensors")
+    source.parent.mkdir(parents=True)
+    mereo.save_weights(source, mereo.create_model("tnl_tiny", dim=8, depth=1, num_heads=1, context=8), task="language")
+    assert main(["app", "runs/text", "--port", "0"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "reads tokens, and the page shows images" in error
+    assert Path("runs/text") not in _networks_here()

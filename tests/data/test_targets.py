@@ -137,3 +137,16 @@ def test_decimal_commas_are_numbers_of_a_regression(tmp_path: Path) -> None:
     table = numbers_table(tmp_path / "c", ["1,234", "12,500"])
     with pytest.raises(UsageError, match=r"'1,234'.*a fraction or thousands"):
         read_layout(table, options=LayoutOptions(task="regression"))
+
+
+def test_a_row_for_each_label_is_refused_and_a_few_are_counted(tmp_path: Path) -> None:
+    table = numbers_table(tmp_path / "a", ["cat", "dog"] * 10, "label")
+    rows = table.read_text()
+    table.write_text(rows + "".join(f"{n}.png;eel\n" for n in range(4)))
+    with pytest.raises(
+        UsageError, match=r"4 images in rows with different answers, such as '0\.png' with 'cat' and 'eel'"
+    ):
+        read_layout(table)
+    table.write_text(rows + "0.png;eel\n1.png;dog\n")
+    with pytest.warns(UserWarning, match="1 image in rows with different answers"):
+        read_layout(table)

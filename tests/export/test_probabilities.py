@@ -39,7 +39,7 @@ def test_command_and_app_agree(run: Path, photo: Path, tmp_path: Path, capsys) -
     assert main(["predict", str(photo), "--weights", str(run), "--json", "--top", "100", "--device", "cpu"]) == 0
     (printed,) = json.loads(capsys.readouterr().out)["predictions"]
     assert printed["probabilities"] == pytest.approx(expected, abs=1e-6)
-    shown, _ = Networks([run], torch.device("cpu"), None, None).answer(str(run), str(photo), "picture")
+    shown, _, _ = Networks([run], torch.device("cpu"), None, None).answer(str(run), str(photo), "picture")
     assert shown == pytest.approx(expected, abs=1e-5)
 
 

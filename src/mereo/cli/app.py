@@ -7,6 +7,7 @@ from pathlib import Path
 from mereo.api.networks import READY, RUNS
 from mereo.cli.options import AppOptions
 from mereo.cli.parse import parse
+from mereo.errors import MereoError, UsageError
 from mereo.runtime.printing import say
 
 
@@ -33,10 +34,26 @@ def run(words: list[str], command: str) -> None:
     say("stopped.", file=sys.stderr)
 
 
+def _may_be_shown(weights: Path) -> bool:
+    """Whether a weight file is of a network and a task that the page shows, as far as its header tells."""
+    from mereo.models import get_model_entry
+    from mereo.models.weights import read_metadata
+    from mereo.tasks.base import task_for
+
+    try:
+        metadata = read_metadata(weights)
+        module = get_model_entry(str(metadata.get("model"))).module
+        task = task_for(module, str(metadata.get("task", "classification")))
+    except (MereoError, UsageError):
+        return False
+    return module.input_kind == "images" and (task.scores_classes or bool(task(("class",)).cell_names))
+
+
 def _networks_here() -> list[Path]:
-    """The runs, the newest first, and the bundled weights."""
+    """The runs that can be shown, the newest first, and the bundled weights."""
     from mereo.models.pretrained import list_pretrained
 
-    runs = sorted(RUNS.glob("*/weights/best.safetensors"), key=lambda path: path.stat().st_mtime, reverse=True)
+    found = sorted(RUNS.glob("*/weights/best.safetensors"), key=lambda path: path.stat().st_mtime, reverse=True)
+    runs = [path for path in found if _may_be_shown(path)]
     bundled = sorted(list_pretrained(), key=lambda name: name != READY)
     return [*(path.parents[1] for path in runs), *map(Path, bundled)]

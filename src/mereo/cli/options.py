@@ -310,6 +310,7 @@ class ExportOptions:
       mereo export runs/mspcaps_tiny-digits --to onnx torch timm hub --out my_network
       mereo export runs/mspcaps_tiny-digits --to onnx --precision int8
       mereo export runs/mspcaps_tiny-digits --to onnx --preprocess
+      mereo export runs/unet_small-photos --out masks.onnx
     """
 
     weights: tyro.conf.Positional[Path | None] = None
@@ -317,11 +318,12 @@ class ExportOptions:
     default the newest run."""
     to: Annotated[tuple[Literal["onnx", "torch", "timm", "hub"], ...], tyro.conf.arg(aliases=["--form"])] = ("hub",)
     """Formats: onnx (model.onnx), torch (model.pt2), timm (config.json, model.safetensors), hub (the files of timm and
-    README.md)."""
+    README.md). Beside the scores, ONNX files give probabilities of several labels, values of a regression in their
+    units, masks of a segmentation (the class of each pixel), or embeddings of length one."""
     preprocess: bool = False
     """With --to onnx, write model.pixels.onnx as well, which includes the preprocessing: it takes uint8 pixels (batch,
     height, width, 3) in RGB of images of any size, turned by their EXIF tag, and gives the scores of mereo predict,
-    and its probabilities if the weights are calibrated."""
+    what its task makes of them, and its probabilities if the weights are calibrated."""
     out: Path = Path("exported")
     """Folder to write, or the file of one form: NAME.onnx or NAME.pt2."""
     license: str | None = None
@@ -343,8 +345,9 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class AppOptions:
-    """Show trained networks on a page in the browser: upload an image or pick a test image, and see its classes and an
-    explanation: couplings and votes, gradients, attention, parse tree or pose sweeps.
+    """Show trained networks on a page in the browser: upload an image or pick a test image, and see its classes, labels
+    or numbers and an explanation: couplings and votes, gradients, attention, parse tree or pose sweeps. A segmentation
+    shows the class of each pixel, an embedding the nearest test images.
 
     The page is served to this machine only, to those who have the printed address, and sends nothing elsewhere. It
     needs the extra `app`.

@@ -25,7 +25,7 @@ from mereo.data.folder import Below, class_layout
 from mereo.data.layout_options import LayoutOptions
 from mereo.data.mask_folder import CLASS_FILE, listed_names, masks_beside, read_mask_layout
 from mereo.data.names import LISTS, PARTS, SPLITS, is_part, is_table, split_of, words_of
-from mereo.data.table import TableBeside, layout_of_rows, read_table, tables_beside
+from mereo.data.table import TableBeside, check_repeated, layout_of_rows, read_table, tables_beside
 from mereo.data.targets import targets_layout
 from mereo.data.trees import Tree, open_tree
 from mereo.errors import UsageError
@@ -244,6 +244,7 @@ class Recogniser:
     def _of_tables(self, tables: Sequence[TableBeside]) -> Layout:
         rows = [row for table in tables for row in table.rows]
         where, labels, targets = self.tree.path / tables[0].file, tables[0].label, tables[0].targets
+        check_repeated(rows, where)
         if targets is not None:
             layout = targets_layout(rows, self.tree, where, targets, self.options, evaluation=self.evaluation)
         else:

@@ -132,8 +132,8 @@ def dataset_info(
         counts, train = {split: len(part) for split, part in dataset.splits.items()}, dataset.splits["train"]
         fields = ("masks",) if getattr(train, "masks", None) is not None else tuple(getattr(train, "fields", ()))
         what = {"multi_hot": "labels", "values": "numbers"}.get(fields[0] if fields else "", "classes")
-        names = ", ".join(dataset.class_names[:_SHOWN]) + (", ..." if len(dataset.class_names) > _SHOWN else "")
-        summary = f"streamed images, {len(dataset.class_names)} {what} ({names})"
+        listed = ", ".join(dataset.class_names[:_SHOWN]) + (", ..." if len(dataset.class_names) > _SHOWN else "")
+        summary = f"streamed images, {len(dataset.class_names)} {what} ({listed})"
         return DatasetInfo(
             str(data), summary, str(data), len(dataset.class_names), dataset.in_chans, None, counts,
             fields=("images", *(fields or ("labels",))), read=lambda root, download: dataset, opened=dataset,

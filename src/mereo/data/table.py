@@ -4,6 +4,7 @@ numbers, and maybe one of splits."""
 import csv
 import json
 import os
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -24,6 +25,7 @@ from mereo.data.spelling import joined
 from mereo.data.targets import ABOUT, Target, Targets, filled, find_targets, is_number, quantities_note, targets_layout
 from mereo.data.trees import Tree
 from mereo.errors import MereoError, UsageError
+from mereo.runtime.text import counted
 
 COLUMNS = {
     "path": (
@@ -43,6 +45,8 @@ _MOST_LISTED = 500_000
 """Files below the folder of a table that are listed if its paths do not exist."""
 _DELIMITERS = ",;\t"
 _PIXEL_COLUMNS = 64
+_REPEATED = 0.1
+"""Share of images with different answers from which on a table is refused."""
 _ENOUGH = 0.5
 """Share of the images of a table that must exist for a folder to be read by it."""
 
@@ -324,6 +328,27 @@ def _check_there(path: Path, files: Sequence[str]) -> None:
         )
 
 
+def check_repeated(rows: Sequence[Row], where: Path) -> None:
+    """Warn of images with different answers in several rows of a split; UsageError for many.
+
+    A table with a row for each label, or for the mask of each object, would be trained as if its images had one each.
+    """
+    answers: dict[tuple[str, str], dict[Any, None]] = {}
+    for row in rows:
+        answer = row.target if row.target is not None else row.mask or row.label.strip()
+        answers.setdefault((row.split, row.image), {})[answer.casefold() if isinstance(answer, str) else answer] = None
+    several = [place for place, found in answers.items() if len(found) > 1]
+    if several:
+        one, other = [*answers[several[0]]][:2]
+        what = f"{where} has {counted(len(several), 'image')} in rows with different answers, such as"
+        line = f"{what} {several[0][1]!r} with {str(one)[:80]!r} and {str(other)[:80]!r}"
+        if len(several) >= _REPEATED * len(answers):
+            raise UsageError(
+                f"{line}; keep a row for each image: several labels are one cell, a;b, and masks one file."
+            )
+        warnings.warn(f"{line}; all of these rows are used.", UserWarning, stacklevel=2)
+
+
 def read_table(
     path: Path, *, evaluation: bool = False, unseen: bool = False, options: LayoutOptions | None = None
 ) -> Layout:
@@ -336,6 +361,7 @@ def read_table(
         options: which column has the labels.
     """
     rows, table = _open_table(path, options or LayoutOptions())
+    check_repeated(rows, path)
     tree = TableTree(path, [row.image for row in rows])
     if table.targets is not None:
         _check_there(path, tree.files)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mereo.export.preprocessing import FromPixels
+from mereo.export.preprocessing import Finished, FromPixels
 from mereo.export.programs import EXAMPLES, Scorer
 from mereo.files import write_atomically
 from mereo.models import VisionModel
@@ -39,17 +39,18 @@ def _quiet() -> Iterator[None]:
 def write_onnx(model: VisionModel, path: Path, notes: Mapping[str, Any]) -> None:
     """Trace a network with a free batch size: images (batch, channels, height, width) -> scores (batch, classes).
 
-    `notes` are stored in the file's metadata under "mereo".
+    Several labels give the output "probabilities" as well, a regression "values" in their units, a segmentation
+    "masks", and an embedding "embeddings". `notes` are stored in the file's metadata under "mereo".
     """
     images = torch.rand(EXAMPLES, *model.image_shape)
-    _write(model, images, {0: torch.export.Dim("batch", min=1)}, IMAGES, path, notes)
+    module = Finished(model).eval()
+    _write(module, images, {0: torch.export.Dim("batch", min=1)}, IMAGES, path, notes, outputs_of(module))
 
 
 def write_pixels(model: VisionModel, path: Path, notes: Mapping[str, Any]) -> None:
     """The same with its preprocessing: uint8 pixels in RGB (batch, height, width, 3) of any size -> scores.
 
-    Weights with a temperature, and with several labels, give the output "probabilities" as well, and a regression gives
-    "values" in their units.
+    The further outputs are as for `write_onnx`, and "probabilities" for weights with a temperature.
     """
     pixels = torch.randint(0, 256, (*_TRACED, 3), dtype=torch.uint8)
     free = {
@@ -58,8 +59,12 @@ def write_pixels(model: VisionModel, path: Path, notes: Mapping[str, Any]) -> No
         2: torch.export.Dim("width", min=1),
     }
     module = FromPixels(model).eval()
-    outputs = (SCORES,) if module.finished is None else (SCORES, module.finished)
-    _write(module, pixels, free, PIXELS, path, notes, outputs)
+    _write(module, pixels, free, PIXELS, path, notes, outputs_of(module))
+
+
+def outputs_of(module: Finished) -> tuple[str, ...]:
+    """The names of the outputs of a file."""
+    return (SCORES,) if module.finished is None else (SCORES, module.finished)
 
 
 def _write(
@@ -69,7 +74,7 @@ def _write(
     name: str,
     path: Path,
     notes: Mapping[str, Any],
-    outputs: tuple[str, ...] = (SCORES,),
+    outputs: tuple[str, ...],
 ) -> None:
     """Trace a module of one input, some of whose axes are free."""
     content = io.BytesIO()

@@ -93,31 +93,47 @@ class Preprocessing(nn.Module):
         return (images.to(torch.float32) / 255 - self.mean) / self.std
 
 
-class FromPixels(nn.Module):
-    """A network behind its preprocessing, with the probabilities of `mereo predict` if its weights are calibrated,
-    or with what its task makes of the scores.
+class Finished(nn.Module):
+    """A network with what its task makes of the scores as a second output: probabilities of labels, numbers in their
+    units, classes of pixels, vectors of length one; of classes the scores alone.
 
-    Shapes: uint8 (batch, height, width, 3) in RGB -> (batch, classes), scores or a pair of scores and what `finished`
-    names.
+    Shapes: the network's inputs -> scores, or a pair of scores and what `finished` names.
     """
 
     def __init__(self, model: VisionModel) -> None:
         super().__init__()
-        self.preprocessing, self.model = Preprocessing(model), model
-        self.task = task_of(model)
+        self.model, self.task = model, task_of(model)
+
+    @property
+    def finished(self) -> str | None:
+        """The name of the second output; None for scores alone."""
+        return self.task.finished_as
+
+    def forward(self, inputs: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """The scores, and what they mean."""
+        scores: Tensor = self.model(inputs)
+        return scores if self.task.finished_as is None else (scores, self.task.finish(self.model, scores))
+
+
+class FromPixels(Finished):
+    """The same behind the preprocessing of images, with the probabilities of `mereo predict` if weights are calibrated.
+
+    Shapes: uint8 (batch, height, width, 3) in RGB -> scores, or a pair of scores and what `finished` names.
+    """
+
+    def __init__(self, model: VisionModel) -> None:
+        super().__init__(model)
+        self.preprocessing = Preprocessing(model)
         fitted = calibration_of(model) if self.task.scores_classes else None
         self.temperature = None if fitted is None else fitted.temperature
 
     @property
     def finished(self) -> str | None:
-        """The name of the second output; None for scores alone."""
-        return self.task.finished_as or (None if self.temperature is None else "probabilities")
+        return super().finished or (None if self.temperature is None else "probabilities")
 
-    def forward(self, pixels: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """The scores of images, and their probabilities."""
-        scores: Tensor = self.model(self.preprocessing(pixels))
-        if self.task.finished_as is not None:
-            return scores, self.task.finish(self.model, scores)
-        if self.temperature is None:
-            return scores
-        return scores, (scores / self.temperature).softmax(1)
+    def forward(self, inputs: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """The scores of images, and what they mean."""
+        answer = super().forward(self.preprocessing(inputs))
+        if self.temperature is None or not isinstance(answer, Tensor):
+            return answer
+        return answer, (answer / self.temperature).softmax(1)

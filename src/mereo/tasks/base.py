@@ -307,7 +307,7 @@ class Task(ABC):
         """Measure on the training images what predictions depend on; nothing by default."""
 
     def finish(self, model: nn.Module, scores: Tensor) -> Tensor:
-        """The scores of a network in the form in which they are used outside: probabilities, or numbers in units."""
+        """The scores of a network in the form in which they are used outside: probabilities, numbers in units, ..."""
         return scores
 
     def outputs_in_words(self) -> str:

@@ -137,6 +137,7 @@ class Embedding(Task):
     train_metrics = False
     most_drawn = 512
     table_file = "embeddings.csv"
+    finished_as = "embeddings"
 
     @property
     def cell_names(self) -> tuple[str, ...]:
@@ -146,7 +147,14 @@ class Embedding(Task):
         return int(self.options.dim)
 
     def apply(self, model: nn.Module, batch: Batch) -> Tensor:
-        return F.normalize(model(batch.images).float(), dim=1)
+        return self.finish(model, model(batch.images).float())
+
+    def finish(self, model: nn.Module, scores: Tensor) -> Tensor:
+        """Vectors of length one."""
+        return F.normalize(scores, dim=1)
+
+    def outputs_in_words(self) -> str:
+        return "The output is a vector; divided by its length, its products with others are their cosine similarities."
 
     def objective(self, model: nn.Module, settings: Settings) -> EmbeddingObjective:
         for name in ("mixup", "cutmix", "label_smoothing"):

@@ -12,7 +12,7 @@ from mereo.pictures import displayable, new_figure, save_figure
 
 _SHARE = 0.55
 """Share of the colour of a class in a pixel; the rest is the image."""
-_COLUMNS, _MOST_NAMED = 8, 20
+_MOST_NAMED = 20
 
 
 def make_palette() -> Tensor:
@@ -45,7 +45,15 @@ def overlay(images: Tensor, masks: Tensor) -> Tensor:
     return torch.where(covered, (1 - _SHARE) * plain + _SHARE * colours, plain)
 
 
-def draw_masks(images: Tensor, masks: Mapping[str, Tensor], class_names: Sequence[str], path: Path) -> None:
+def draw_masks(
+    images: Tensor,
+    masks: Mapping[str, Tensor],
+    class_names: Sequence[str],
+    path: Path,
+    *,
+    columns: int = 8,
+    width: float = 1.15,
+) -> None:
     """Rows of images above rows of the same images under each kind of masks, with a legend of the classes.
 
     Args:
@@ -53,15 +61,17 @@ def draw_masks(images: Tensor, masks: Mapping[str, Tensor], class_names: Sequenc
         masks: int64 (batch, height, width), by kind, such as "predicted".
         class_names: by class number.
         path: of the picture.
+        columns: images beside each other.
+        width: of a column in inches.
     """
     from matplotlib.patches import Patch
 
     rows = {"image": images, **{name: overlay(images, mask) for name, mask in masks.items()}}
-    blocks = -(-len(images) // _COLUMNS)
-    figure = new_figure(1.15 * _COLUMNS, 1.2 * len(rows) * blocks + 0.5)
-    grid = figure.subplots(len(rows) * blocks, _COLUMNS, squeeze=False)
-    for place, (line, column) in enumerate((line, column) for line in range(len(grid)) for column in range(_COLUMNS)):
-        axes, sample = grid[line][column], line // len(rows) * _COLUMNS + place % _COLUMNS
+    blocks = -(-len(images) // columns)
+    figure = new_figure(width * columns, (width + 0.05) * len(rows) * blocks + 0.5)
+    grid = figure.subplots(len(rows) * blocks, columns, squeeze=False)
+    for place, (line, column) in enumerate((line, column) for line in range(len(grid)) for column in range(columns)):
+        axes, sample = grid[line][column], line // len(rows) * columns + place % columns
         axes.set_axis_off()
         name = list(rows)[line % len(rows)]
         if sample < len(images):
@@ -73,5 +83,5 @@ def draw_masks(images: Tensor, masks: Mapping[str, Tensor], class_names: Sequenc
     named = [number for number in used if 0 < number < len(class_names)][:_MOST_NAMED]
     handles = [Patch(color=(PALETTE[number] / 255).tolist(), label=class_names[number]) for number in named]
     if handles:
-        figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), _COLUMNS), fontsize=7)
+        figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), max(columns, 3)), fontsize=7)
     save_figure(figure, path)

@@ -160,6 +160,7 @@ class Segmentation(Task):
     example_settings: ClassVar[Mapping[str, Any]] = {"img_size": 32, "epochs": 15}
     evaluated_at_once = 16
     most_drawn = 16
+    finished_as = "masks"
     file_column = "mask"
 
     @property
@@ -183,6 +184,13 @@ class Segmentation(Task):
     def kept(self, outputs: Tensor) -> Tensor:
         """The class of each pixel: uint8 (batch, height, width)."""
         return outputs.argmax(1).to(torch.uint8)
+
+    def finish(self, model: nn.Module, scores: Tensor) -> Tensor:
+        """The class of each pixel, as `kept` gives it."""
+        return self.kept(scores)
+
+    def outputs_in_words(self) -> str:
+        return "The outputs are logits of the classes of each pixel; the class of a pixel has the highest."
 
     def predict(self, outputs: Tensor, top: int = 3) -> list[dict[str, Any]]:
         """The share of pixels of each class that occurs in an image."""

@@ -128,7 +128,7 @@ def save_table(path, table):
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
 @pytest.mark.parametrize(
-    "labels", [[], [None, 1], [0.5, 1.0], [[0], [0, 1]], [b"x", b"y"], ["a", "x" * 1000], [True, False]]
+    "labels", [[], [None, 1], [[0.5], [0.5, 1.0]], [[True], [False]], [b"x", b"y"], ["a", "x" * 1000], [True, False]]
 )
 def test_labels_of_other_kinds_are_refused(tmp_path, suffix, labels):
     path = tmp_path / f"train.{suffix}"
