@@ -1,7 +1,7 @@
 """Multi-query associative recall (MQAR): pairs of keys and values, then keys alone; the answer to a key is its value.
 
-Sequences are generated from a seed, with exact answers. A model of language needs such recall, and linear mixers of
-tokens have it in as much as their state is large.
+Sequences are generated from a seed, with exact answers. Models of language need such recall; a linear mixer of tokens
+recalls more pairs the larger its state is.
 """
 
 from functools import partial
