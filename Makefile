@@ -111,7 +111,7 @@ freeze: $(VENV)/.dev  ## update the frozen public names and options (add a line 
 digits: $(VENV)/.dev  ## regenerate the packaged digits from scikit-learn
 	$(BIN)/python tools/make_digits.py
 
-counts: $(VENV)/.dev  ## count the multiply-adds of all networks again, for `mereo models` (about a minute)
+counts: $(VENV)/.dev  ## count the multiply-adds of all networks again, for `mereo models` (some three minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/count_networks.py
 
 clean:  ## remove the environment and files left by tools (runs are kept)

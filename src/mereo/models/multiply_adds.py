@@ -1,6 +1,6 @@
 """Multiply-adds of one input of each preset: a table in the package, which `make counts` writes.
 
-Counting all presets takes about a minute, so the list of networks reads the table. A network that was registered later,
+Counting all presets takes minutes, so the list of networks reads the table. A network that was registered later,
 such as one of your own, is counted when it is listed, if it is small.
 """
 
