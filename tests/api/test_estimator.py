@@ -125,7 +125,8 @@ def test_the_same_images_give_the_same_settings_from_a_folder_from_arrays_and_he
     names = {"data", "output", "seed", "validation_fraction", "tensorboard"}
     folder, arrays, fitted = ({k: v for k, v in p.config.to_dict().items() if k not in names} for p in plans)
     assert folder == arrays == fitted
-    assert folder["model"] == ("mspcaps_tiny", "resnet20")[channels == 3] and folder["augment"] == ["crop=4"]
+    assert folder["model"] == ("mspcaps_tiny", "resnet14_64")[channels == 3]
+    assert folder["augment"] == [("crop=4", "zoom=0.5:1")[channels == 3]]
     assert [plan.info.splits["train"] for plan in plans] == [90, 90, 65]
 
 

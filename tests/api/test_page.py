@@ -17,11 +17,11 @@ from site_pages import commands, data
 
 DOCS = Path(__file__).parents[2] / "docs"
 NETWORK = 'model_args={"channels": [4, 8, 8]}'
-RESIDUAL = 'model="resnet20", model_args={"blocks": 1, "widths": [4, 8, 8]}'
+RESIDUAL = 'model="resnet14_64", model_args={"blocks": 1, "widths": [4, 8, 8]}'
 SMALLER = {
     "--images 80": "--images 8",
     "images=80": "images=8",
-    "mereo train --data photos": "mereo train --data photos --epochs 1 --model resnet20"
+    "mereo train --data photos": "mereo train --data photos --epochs 1 --model resnet14_64"
     " --model-args blocks=1 widths=[4,8,8] --no-tensorboard",
     'mereo.train(data="photos")': f'mereo.train(data="photos", epochs=1, {RESIDUAL}, quiet=True)',
     'name="from_memory")': f'name="from_memory", {NETWORK}, quiet=True)',

@@ -33,7 +33,8 @@ def test_there_is_an_example_of_every_family_and_none_stays_in_the_catalogue() -
 
 
 def test_examples_make_every_promise() -> None:
-    assert {promise for entry in EXAMPLES.values() for promise in entry.promises} == set(PROMISES)
+    made = {promise for entry in EXAMPLES.values() for promise in entry.promises}
+    assert made == set(PROMISES) - {"recurrence"}, "mixers of the catalogue make it, see tests/core/test_recurrence.py"
 
 
 def broken(name: str, forward: Callable[..., Tensor] | None = None, **changes: Any) -> Mechanism:

@@ -103,7 +103,7 @@ def test_grey_folders_have_one_channel_by_default(make_folder: MakeFolder) -> No
 def broken_files(folder: Path) -> None:
     whole = io.BytesIO()
     picture(0, (30, 30)).save(whole, "PNG")
-    (folder / "notes.txt").write_text("not a picture")
+    (folder / "notes.tiff").write_text("not a picture")
     (folder / "empty.jpg").write_bytes(b"")
     (folder / "cut.png").write_bytes(whole.getvalue()[:400])
 
@@ -111,7 +111,7 @@ def broken_files(folder: Path) -> None:
 def test_broken_files_are_named_and_skipped(make_folder: MakeFolder) -> None:
     folder = make_folder(*TWO)
     broken_files(folder / "train" / "cat")
-    with pytest.warns(UserWarning, match=r"3 files.*train/cat/cut.png \(.*empty.jpg.*notes.txt \(not an image\)"):
+    with pytest.warns(UserWarning, match=r"3 files.*train/cat/cut.png \(.*empty.jpg.*notes.tiff \(not an image\)"):
         splits = load_splits(str(folder), img_size=8, validation_fraction=0)
     assert splits.skipped == 3
     assert len(splits.train) == 20
@@ -124,7 +124,7 @@ def test_broken_files_are_named_and_skipped(make_folder: MakeFolder) -> None:
 def test_strict_refuses_broken_files(make_folder: MakeFolder) -> None:
     folder = make_folder(*TWO)
     broken_files(folder / "train" / "dog")
-    with pytest.raises(MereoError, match=r"train/dog/notes\.txt .*strict"):
+    with pytest.raises(MereoError, match=r"train/dog/notes\.tiff .*strict"):
         load_splits(str(folder), img_size=8, validation_fraction=0, strict=True)
 
 

@@ -17,6 +17,7 @@ from timm.optim import param_groups_layer_decay
 import mereo
 from mereo._timm_hook import register_with_timm
 from mereo.models import MODELS, ModelEntry, timm_entrypoints
+from mereo.models.pretrained import default_tag, description_of
 from mereo.models.registry import families, outline
 from mereo.models.timm_entrypoints import timm_name
 from plain_cnn import PlainCNN, registered
@@ -60,7 +61,9 @@ def test_timm_reads_the_preprocessing(name: str) -> None:
     config = resolve_data_config({}, model=outline(name))
     for field in ("input_size", "mean", "std", "crop_pct", "interpolation", "crop_mode"):
         assert config[field] == expected[field]
-    assert known.num_classes == entry.defaults["num_classes"]
+    tag = default_tag(name)
+    weights = {} if tag is None else description_of(f"{name}.{tag}")["args"]
+    assert known.num_classes == (entry.defaults | weights)["num_classes"]
     if (channels := expected["input_size"][0]) in {1, 3}:
         mode, shape = ("L", (40, 50)) if channels == 1 else ("RGB", (40, 50, 3))
         image = Image.fromarray(np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8), mode)

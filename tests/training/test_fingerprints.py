@@ -42,7 +42,7 @@ def photos(root: Path, first: int, count: int) -> Path:
 @pytest.fixture
 def run(small_config: Make, tmp_path: Path) -> RunResult:
     folder = photos(tmp_path / "photos", 0, 10)
-    (folder / "cat" / "notes.txt").write_text("not an image")
+    (folder / "cat" / "notes.dat").write_text("not an image")
     with pytest.warns(UserWarning):
         return train(small_config(data=str(folder), limit=None, epochs=1, batch_size=4), Report(silent=True))
 
@@ -177,4 +177,4 @@ def test_the_same_folder_by_another_path_is_the_run_s_own(
 def test_unreadable_files_are_listed(run: RunResult) -> None:
     lines = run.folder.set_aside.read_text().splitlines()
     assert lines[0] == "split,file,reason"
-    assert [line.split(",")[1:] for line in lines[1:]] == [["cat/notes.txt", "not an image"]]
+    assert [line.split(",")[1:] for line in lines[1:]] == [["cat/notes.dat", "not an image"]]

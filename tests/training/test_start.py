@@ -123,7 +123,7 @@ def test_weights_of_another_library_keep_its_size_and_name_the_new_classifier(tm
         (tmp_path / "photos" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
         image.save(tmp_path / "photos" / "ab"[number % 2] / f"{number}.png")
     chosen = choose(TrainConfig(**given), given)
-    assert chosen.config.augment == ("crop=20",), "an eighth of the 160 pixels of the network"
+    assert chosen.config.augment == ("zoom=0.5:1",), "parts of images of 160 pixels"
     with pytest.warns(UserWarning, match="no test split"):
         setup = prepare(chosen.plan())
     assert setup.start == f"starting from {given['weights']}; new: network.fc"

@@ -16,14 +16,12 @@ if TYPE_CHECKING:
     from mereo.models import ModelEntry
 
 Rows = list[dict[str, str]]
-_UNITS = (("M", 1e6), ("G", 1e9), ("T", 1e12))
 LONGEST_WEIGHTS = 20
 """Letters of names of bundled weights in the list of networks; of more their number is shown."""
 
 
 def _models() -> Rows:
     from mereo.models import MODELS
-    from mereo.models.multiply_adds import multiply_adds
     from mereo.models.pretrained import tags_of
 
     rows = []
@@ -39,7 +37,6 @@ def _models() -> Rows:
                 "output": module.output_kind,
                 "classes": "-" if module.outputs_argument is None else str(defaults[module.outputs_argument]),
                 "size": _size(entry.parameters),
-                "mult-adds": "-" if (count := multiply_adds(name)) is None else _size(count),
                 "weights": ", ".join(tags_of(name)) or "-",
                 "source": entry.source,
                 **_names(entry),
@@ -56,19 +53,16 @@ def _kind(entry: "ModelEntry") -> str:
     return "capsules" if ".capsule" in entry.module.__module__ else "vision"
 
 
-def _size(count: int) -> str:
-    """A number of parameters or multiply-adds in thousands (k), millions (M), billions (G) or more (T)."""
-    if count < 999_500:
-        return f"{count / 1e3:,.0f} k"
-    unit, scale = next((unit, scale) for unit, scale in _UNITS if count < 999.95 * scale or unit == "T")
-    return f"{count / scale:,.1f} {unit}"
+def _size(parameters: int) -> str:
+    """A number of parameters, in thousands or millions."""
+    return f"{parameters / 1e3:,.0f} k" if parameters < 1e6 else f"{parameters / 1e6:,.1f} M"
 
 
 def _short(row: dict[str, str]) -> dict[str, str]:
     """A network in the list of many: on a line of 100 letters."""
     weights = row["weights"]
     counted = f"{weights.count(',') + 1} sets" if len(weights) > LONGEST_WEIGHTS else weights
-    return {**{key: row[key] for key in ("name", "kind", "input", "size", "mult-adds")}, "weights": counted}
+    return {**{key: row[key] for key in ("name", "kind", "input", "size")}, "weights": counted}
 
 
 def _names(entry: "ModelEntry") -> dict[str, str]:
@@ -196,10 +190,7 @@ def run(words: list[str], command: str) -> None:
     header = ["description" if name == "what" else name for name in shown[0]]
     print_table(header, [list(row.values()) for row in shown])
     if short:
-        say(
-            "\nsize: parameters; mult-adds: multiply-adds of one input of that size (- if not counted)"
-            "\n`mereo models NAME` shows source and arguments; networks of timm are timm:NAME"
-        )
+        say("\nsize: parameters; `mereo models NAME` shows source and arguments; networks of timm are timm:NAME")
     named = [row["name"] for row in chosen if options.pattern in _called(row)]
     if command == "models" and named:
         name = named[0]

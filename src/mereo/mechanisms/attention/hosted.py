@@ -22,10 +22,14 @@ from mereo.mechanisms.attention.dense import MultiHeadAttention
 Heads = tuple[Tensor, Tensor, Tensor]
 
 
-def optional(module: nn.Module, name: str) -> nn.Module:
+def optional(module: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
     """A child that the module may lack; without it nothing happens."""
     child = getattr(module, name, None)
-    return child if isinstance(child, nn.Module) else nn.Identity()
+    return child if isinstance(child, nn.Module) else _unchanged
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x
 
 
 def is_host(module: nn.Module) -> bool:

@@ -185,6 +185,8 @@ class PrFlashAttention(nn.Module):
         return torch.rand(len(probabilities), dtype=torch.float64) < probabilities, probabilities
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        if not tokens.shape[1]:
+            raise UsageError("PrFlashAttention: tokens are (batch, tokens, dim) with 0 tokens; give one at least.")
         q, k, v = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)).transpose(1, 3).unbind(2)
         if self.training:
             kept, probabilities = self.draw(tokens.shape[1])
