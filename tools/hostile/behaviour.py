@@ -75,10 +75,14 @@ def transforms(random: Random) -> Try:
 
         module, inputs = (entry := _entry(Random(seed))).example()
         module = module.double().eval()
-        inputs = tuple(x.double().requires_grad_() for x in inputs)
+        # Numbers of tokens stay as they are: nothing is differentiated by them.
+        whole = {place: x for place, x in enumerate(inputs) if not x.is_floating_point()}
+        inputs = tuple(x.double().requires_grad_() for x in inputs if x.is_floating_point())
 
         def f(*given: Any) -> Any:
-            output = module(*given)
+            rest = iter(given)
+            places = range(len(whole) + len(given))
+            output = module(*(whole[place] if place in whole else next(rest) for place in places))
             return output[0] if isinstance(output, tuple) else output
 
         tangents = tuple(torch.randn_like(x) for x in inputs)
