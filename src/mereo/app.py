@@ -80,9 +80,9 @@ def why_not_shown(model: Network) -> str | None:
     if not isinstance(model, VisionModel):
         return f"reads {model.input_kind}, and the page shows images"
     task = task_of(model)
-    if task.scores_classes:
-        return None if model.num_classes else "has no classes"
-    return None if task.cell_names else f"is of the task {task.name}, which the page does not show"
+    if task.scores_classes and not model.num_classes:
+        return "has no classes"
+    return None if task.answers_each else f"is of the task {task.name}, which the page does not show"
 
 
 class Networks:

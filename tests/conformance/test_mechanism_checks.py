@@ -14,6 +14,7 @@ import example_files
 from mereo.core import MECHANISMS, Coupling, Mechanism, depends
 from mereo.core.catalogue import COMMON, FAMILIES, PROMISES
 from mereo.core.mechanism_checks import CHECKS
+from mereo.core.recurrence import Recurrence
 
 EXAMPLES = {path.stem: example_files.load(path) for path in example_files.files()}
 
@@ -33,8 +34,7 @@ def test_there_is_an_example_of_every_family_and_none_stays_in_the_catalogue() -
 
 
 def test_examples_make_every_promise() -> None:
-    made = {promise for entry in EXAMPLES.values() for promise in entry.promises}
-    assert made == set(PROMISES) - {"recurrence"}, "mixers of the catalogue make it, see tests/core/test_recurrence.py"
+    assert {promise for entry in EXAMPLES.values() for promise in entry.promises} == set(PROMISES)
 
 
 def broken(name: str, forward: Callable[..., Tensor] | None = None, **changes: Any) -> Mechanism:
@@ -111,6 +111,11 @@ def states_without_a_scan(module: Any, tokens: Tensor) -> Tensor:
 def step_that_forgets(module: Any, token: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
     result: tuple[Tensor, Tensor] = EXAMPLES["linear_attention"].target.step(module, token, None)
     return result
+
+
+def recurrence_that_decays(module: Any, tokens: Tensor) -> Recurrence:
+    made: Recurrence = EXAMPLES["linear_attention"].target.recurrence(module, tokens)
+    return dataclasses.replace(made, log_lambda=made.log_lambda - 0.1)
 
 
 def by_place(module: Any, tokens: Tensor) -> Tensor:
@@ -265,6 +270,10 @@ TWINS: dict[str, tuple[str, Callable[[], Mechanism]]] = {
     "leaking next position": (
         "later_senders_do_not_change_earlier_receivers",
         lambda: broken("linear_attention", lambda m, x: inner("linear_attention")(m, x) + 0.1 * x.roll(-1, 1)),
+    ),
+    "recurrence with another decay": (
+        "its_recurrence_and_kernel_equal_forward",
+        lambda: broken("linear_attention", recurrence=recurrence_that_decays),
     ),
     "forgetful step": ("steps_equal_the_whole", lambda: broken("linear_attention", step=step_that_forgets)),
     "batch mixed": ("samples_do_not_see_each_other", lambda: broken("spatial_gate", mixing_the_batch)),

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import Signal, mechanism
+from mereo.core.recurrence import Recurrence
 from mereo.errors import check_positive
 
 
@@ -21,7 +22,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     family="scan",
     source="arXiv:2006.16236",
     records="states",
-    promises=("causal", "streaming", "any length"),
+    promises=("causal", "streaming", "any length", "recurrence"),
     sender_axes={"0": 1},
     receiver_axes={"0": 1, "output": 1},
     largest_input=1e8,  # a query reads a state of keys times values: three inputs are multiplied
@@ -56,3 +57,11 @@ class LinearAttention(nn.Module):
         added = (F.elu(self.key(token)) + 1).unsqueeze(2) * self.value(token).unsqueeze(1)
         state = added if state is None else state + added
         return torch.einsum("bd,bde->be", F.elu(self.query(token)) + 1, state), state
+
+    def recurrence(self, tokens: Tensor) -> Recurrence:
+        """Lambda = 1, B_i = phi(k_i), C_i = phi(q_i), one head."""
+        keys, queries = F.elu(self.key(tokens)) + 1, F.elu(self.query(tokens)) + 1
+        kept = torch.zeros_like(keys[:, None, :, :1])
+        return Recurrence(
+            kept, keys[:, None], queries[:, None], self.value(tokens)[:, None], None, lambda y: y.squeeze(1)
+        )

@@ -46,7 +46,7 @@ def _may_be_shown(weights: Path) -> bool:
         task = task_for(module, str(metadata.get("task", "classification")))
     except (MereoError, UsageError):
         return False
-    return module.input_kind == "images" and (task.scores_classes or bool(task(("class",)).cell_names))
+    return module.input_kind == "images" and task(("class",)).answers_each
 
 
 def _networks_here() -> list[Path]:

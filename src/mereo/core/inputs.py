@@ -15,18 +15,20 @@ from mereo.errors import MereoError, UsageError, first_line, type_of
 
 _PASSED_ON = (UsageError, MereoError, torch.OutOfMemoryError, torch.AcceleratorError)
 """Errors that are clear already, or that no other input would prevent."""
-Expected = tuple[tuple[int, bool], ...]
-"""For each positional input, how many axes it has and whether it is floating point."""
+Expected = tuple[tuple[int, torch.dtype], ...]
+"""For each positional input, how many axes it has, and its type."""
 
 
-def _misfit(name: str, value: Any, axes: int, floating: bool, like: Tensor | None) -> str | None:
+def _misfit(name: str, value: Any, axes: int, dtype: torch.dtype, like: Tensor | None) -> str | None:
     """What is wrong with one input by itself."""
     if not isinstance(value, Tensor):
         return f"{name} is {type_of(value)}; give a tensor with {axes} axes."
     if value.dim() != axes:
         return f"{name} has the shape {tuple(value.shape)}, with {value.dim()} axes; it must have {axes}."
-    if floating and not value.is_floating_point():
+    if dtype.is_floating_point and not value.is_floating_point():
         return f"{name} is {value.dtype}; convert it to floating point, for example with .float()."
+    if dtype == torch.int64 and value.dtype != dtype:
+        return f"{name} is {value.dtype}; it must be whole numbers of torch.int64."
     if value.layout != torch.strided:
         return f"{name} is {value.layout}; convert it with .to_dense()."
     # PyTorch accepts a meta tensor with real weights, and returns uninitialised memory.
@@ -86,7 +88,7 @@ def check_inputs(module_class: type[nn.Module], example: Callable[[], tuple[nn.M
     @cache
     def expected() -> Expected:
         with torch.random.fork_rng(devices=[]), on_meta_device():
-            return tuple((x.dim(), x.is_floating_point()) for x in example()[1])
+            return tuple((x.dim(), x.dtype) for x in example()[1])
 
     @wraps(forward)
     def checked(self: nn.Module, *inputs: Any, **options: Any) -> Any:
@@ -95,8 +97,8 @@ def check_inputs(module_class: type[nn.Module], example: Callable[[], tuple[nn.M
         # Finding a parameter takes longer than a small layer; PyTorch itself reports other devices than "meta".
         like = next(self.parameters(), None) if any(isinstance(x, Tensor) and x.is_meta for x in inputs) else None
         numbers = vars(self).get("input_axes") or [axes for axes, _ in expected()]
-        for name, value, axes, (_, floating) in zip(names, inputs, numbers, expected(), strict=False):
-            if value is not None and (reason := _misfit(name, value, axes, floating, like)) is not None:
+        for name, value, axes, (_, dtype) in zip(names, inputs, numbers, expected(), strict=False):
+            if value is not None and (reason := _misfit(name, value, axes, dtype, like)) is not None:
                 raise UsageError(f"{type(self).__name__}: {reason}")
         try:
             return forward(self, *inputs, **options)

@@ -90,6 +90,11 @@ class Recurrence:
         return kernel
 
 
+def log_decays(log_eta: Tensor) -> Tensor:
+    """log(eta_(i-1) / eta_i) of the normalisers of all tokens, eta_0 = 1: (batch, heads, tokens, 1) -> the same."""
+    return torch.nn.functional.pad(log_eta, (0, 0, 1, 0))[:, :, :-1] - log_eta
+
+
 def normalised(
     phi: Tensor, psi: Tensor, values: Tensor, log_eta: Tensor, finish: Callable[[Tensor], Tensor] | None = None
 ) -> Recurrence:
@@ -100,8 +105,7 @@ def normalised(
     Shapes: phi, psi (batch, heads, tokens, states), values (batch, heads, tokens, channels), log_eta (batch, heads,
         tokens, 1).
     """
-    before = torch.nn.functional.pad(log_eta, (0, 0, 1, 0))[:, :, :-1]
-    return Recurrence(before - log_eta, psi * (-log_eta).exp(), phi, values, None, finish)
+    return Recurrence(log_decays(log_eta), psi * (-log_eta).exp(), phi, values, None, finish)
 
 
 def taylor_features(x: Tensor, degree: int) -> Tensor:

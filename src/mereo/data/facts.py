@@ -67,7 +67,7 @@ class DataFacts:
 
     def augmentation(self, side: int, *, mirror: bool = True) -> tuple[tuple[str, ...], str]:
         """The augmentation of images of a side, and why; `mirror` is whether mirrored images may mean the same."""
-        crop = PART if side >= DETAILED else f"crop={max(side // 8, 1)}"
+        part = PART if side >= DETAILED else f"crop={max(side // 8, 1)}"
         if self.kind is None:
             return ("auto",), "the default of the data set"
         if not mirror:
@@ -75,8 +75,8 @@ class DataFacts:
         if self.kind == TEXT:
             return ("zoom=0.75:1",), "text or drawings: never mirrored, no black borders"
         if self.mirrored_means_another:
-            return (crop,), f"{self.kind} whose class names are signs or directions: not mirrored"
-        return (crop, "flip"), self.kind
+            return (part,), f"{self.kind} whose class names are signs or directions: not mirrored"
+        return (part, "flip"), self.kind
 
 
 def kind_of_images(images: Sequence[npt.NDArray[np.uint8]]) -> str:

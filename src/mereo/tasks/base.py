@@ -240,6 +240,11 @@ class Task(ABC):
         """The columns of a table of predictions, after the sample and its file; empty if they do not fit a table."""
         return ()
 
+    @property
+    def answers_each(self) -> bool:
+        """Whether it has an answer for each sample that can be shown: scores of classes, or cells of a table."""
+        return self.scores_classes or bool(self.cell_names)
+
     def num_outputs(self, num_classes: int) -> int:
         """The `num_classes` with which a network is created, given the number of classes of the data."""
         return num_classes

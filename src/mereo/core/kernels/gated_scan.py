@@ -2,9 +2,9 @@
 
     S_t = diag(lam_t) S_(t-1) + k_t v_t^T,    out_t = q_t^T S_t                                   arXiv:2405.15731
 
-The recurrent form takes a token at a time. Where all rows of a state decay alike,
-the block form multiplies the pairs of tokens inside blocks by exp(sum of log lam between them), which never divides by
-a product of decays, and carries the state from block to block. Sums are in float32 or wider.
+The recurrent form takes a token at a time. Where all rows of a state decay alike, the block form multiplies the pairs
+of tokens inside blocks by exp(sum of log lam between them), which never divides by a product of decays, and carries the
+state from block to block. Sums are in float32 or wider.
 
 Cost: 4 N D E operations for N tokens, keys of D and values of E, and N D E numbers in the recurrent form; by blocks of
 b tokens 2 N (2 D E + b (D + E)) FLOPs, which are matrix products, and N b numbers.

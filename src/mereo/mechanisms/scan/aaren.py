@@ -13,7 +13,7 @@ from mereo.core import Causal, Coupling, mechanism
 from mereo.core.inputs import check_streamed
 from mereo.core.kernels.prefix_attention import BLOCK, METHODS, Prefixes, Summary, no_tokens, prefixes
 from mereo.core.modes import must_be_called
-from mereo.core.recurrence import Recurrence
+from mereo.core.recurrence import Recurrence, log_decays
 from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_choice, check_positive
 
@@ -176,10 +176,9 @@ class Aaren(nn.Module):
         scores = self.scores(tokens).unsqueeze(-1)
         values = self.value(tokens).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         log_eta = scores.logcumsumexp(2)
-        before = torch.nn.functional.pad(log_eta, (0, 0, 1, 0))[:, :, :-1]
         own, ones = (scores - log_eta).exp(), torch.ones_like(scores)
         return Recurrence(
-            before - log_eta, own, ones, values, None, lambda out: self.proj(out.transpose(1, 2).flatten(2))
+            log_decays(log_eta), own, ones, values, None, lambda out: self.proj(out.transpose(1, 2).flatten(2))
         )
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:

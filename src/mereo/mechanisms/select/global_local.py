@@ -124,8 +124,6 @@ class GlobalLocalBlock(nn.Module):
         return optional(self, f"drop_path{which}")(optional(self, f"ls{which}")(out))
 
     def forward(self, tokens: Tensor, kept: Tensor) -> Tensor:
-        if kept.dtype != torch.int64:
-            raise UsageError(f"GlobalLocalBlock: kept is {kept.dtype}; it must be int64 numbers of patches.")
         patches = self.prefix + self.kept(kept)
         first = torch.arange(self.prefix, device=kept.device).expand(kept.shape[0], -1)
         rows = torch.cat((first, patches), 1).unsqueeze(-1).expand(-1, -1, tokens.shape[-1])
