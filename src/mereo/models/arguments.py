@@ -9,7 +9,7 @@ from mereo.errors import UsageError, unknown
 _LARGEST = 2**31
 _MOST = {"num_classes": 2**20, "in_chans": 2**12}
 """Largest values of arguments that determine the length of lists, such as the mean of every channel."""
-_LAYERS = ("depth", "depths", "class_depth", "blocks", "layers")
+_LAYERS = ("depth", "depths", "class_depth", "blocks", "layers", "units", "gates")
 """Arguments that are numbers of layers: each layer is built, so that a large number takes hours and not only memory."""
 _MOST_LAYERS = 1000
 _LONGEST_LIST = 100
