@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 TESTS ?= tests
 TRIES ?= 10000
+# Compiled modules are kept, which the next processes read; an empty value unsets it.
+export PYTHONDONTWRITEBYTECODE :=
 # Exact versions of all that is installed; empty for the newest that pyproject.toml allows.
 PINS ?= --constraint constraints.txt
 

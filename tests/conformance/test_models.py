@@ -541,7 +541,7 @@ def test_maps_have_the_layout_that_suits_the_network(case: Case) -> None:
 
 
 @pytest.mark.long
-@every_costly_image_case
+@every_image_family
 def test_exports_with_a_free_batch_size_to_onnx(case: Case) -> None:
     model = tiny(case)
     images = some_images(model)

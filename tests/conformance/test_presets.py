@@ -34,17 +34,16 @@ def test_second_derivatives(family: str) -> None:
 
 
 @every_family
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_precision(family: str, dtype: torch.dtype) -> None:
-    model = made(family).to(dtype)
-    images = torch.rand(2, *model.image_shape).to(dtype).requires_grad_()
+def test_half_precision(family: str) -> None:
+    model = made(family).half()
+    images = torch.rand(2, *model.image_shape).half().requires_grad_()
     scores = model(images)
     scores.float().sum().backward()
-    assert scores.dtype == dtype and images.grad is not None
+    assert scores.dtype == torch.float16 and images.grad is not None
     if not scores.isfinite().all():
         # Deep residual networks whose norms have seen no images grow beyond 65,504, the largest number of float16.
         wide = model.float()(images.detach().float())
-        assert dtype == torch.float16 and wide.abs().max() > 1e3
+        assert wide.abs().max() > 1e3
 
 
 @every_family

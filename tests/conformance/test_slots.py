@@ -1,5 +1,6 @@
 """Every mechanism of an interface, in the slots of every network that has them."""
 
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def test_a_file_holds_mechanism_and_arguments(network: str, tmp_path: Path) -> N
 
 
 @pytest.mark.long
-@every_slot
+@pytest.mark.parametrize(("network", "name"), [*zip(cycle(NETWORKS), NAMES, strict=False)])
 def test_it_compiles_and_exports(network: str, name: str) -> None:
     model, images = build(network, name)
     model.eval()

@@ -20,7 +20,7 @@ from mereo.training.run_lock import RunLock
 silent = {"say": lambda line: None}
 
 
-@pytest.mark.parametrize("name", ["mspcaps_tiny", "capsnet", "efficient_capsnet"])
+@pytest.mark.parametrize("name", ["mspcaps_tiny", pytest.param("capsnet", marks=pytest.mark.long)])
 def test_every_form_is_written_and_equal(make, tmp_path, name):
     model = make(name)
     forms = list(FORMS)

@@ -47,6 +47,7 @@ def test_judging_agrees_with_evaluate(run):
     assert (found.count, found.accuracy) == (359, expected.accuracy)
 
 
+@pytest.mark.long
 def test_integer_files_are_smaller_and_still_right(run, tmp_path):
     onnx = pytest.importorskip("onnx")
     model = mereo.load(run)

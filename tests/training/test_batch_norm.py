@@ -184,7 +184,7 @@ def runs(output: str) -> dict[str, TrainConfig]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_follow_one(tmp_path, capsys):
     """Weights and running statistics after eight steps; without sharing they are far apart."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

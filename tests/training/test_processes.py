@@ -76,6 +76,7 @@ def test_two_processes_with_half_the_batch_follow_one_with_the_whole(tmp_path):
         torch.testing.assert_close(one[name], two[name], rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
 
 
+@pytest.mark.long
 def test_a_sharded_training_is_saved_whole_and_goes_on_the_same(tmp_path):
     script = Path(__file__).parent / "sharded_state.py"
     run(

@@ -14,7 +14,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "distributed_attention.md").read_te
 
 
 @needs_gloo
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_program_under_torchrun(tmp_path) -> None:
     (tmp_path / "long.py").write_text(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1])
     words = re.search(r"```sh\ntorchrun (.*?)\n```", PAGE, re.DOTALL)[1].split()

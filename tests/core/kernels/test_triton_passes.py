@@ -45,6 +45,7 @@ def close(x: Tensor, y: Tensor) -> None:
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.long
 def test_interpreted_on_the_cpu(python: str) -> None:
     code = f"""import importlib.util, sys
 spec = importlib.util.spec_from_file_location("this_test", {__file__!r})

@@ -237,8 +237,12 @@ def test_autocast_computes_in_float32(routing: str, method: str, monkeypatch: py
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("routing", "compete"), [("dynamic", "positions"), *((routing, "window") for routing in sorted(VOTE_ROUTINGS))]
-)
+    ("routing", "compete"),
+    [
+        ("dynamic", "positions"), ("em", "window"),
+        *(pytest.param(each, "window", marks=pytest.mark.long) for each in sorted(VOTE_ROUTINGS) if each != "em"),
+    ],
+)  # fmt: skip
 def test_compiles_and_exports(routing: str, compete: str) -> None:
     torch.manual_seed(0)
     layer = ConvCapsules(2, 3, 3, 2, padding=1, routing=routing, compete=compete, coordinates=True, in_pose=(2, 2))

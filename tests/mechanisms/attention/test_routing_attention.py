@@ -198,7 +198,7 @@ def _follow_as_one_of_two(rank: int, folder: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_processes_add_their_counts_and_sums(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(_follow_as_one_of_two, (str(tmp_path),), 2)
     torch.manual_seed(0)

@@ -106,11 +106,20 @@ def test_heads_of_an_odd_size() -> None:
         CausalTransformer(31, 9, 2, 3)
 
 
-@pytest.mark.parametrize("name", [each for each in mereo.list_mechanisms() if "causal" in MECHANISMS[each].promises])
-def test_every_causal_mechanism_stands_in_its_slot(name: str) -> None:
+every_causal_mechanism = pytest.mark.parametrize(
+    "name", [each for each in mereo.list_mechanisms() if "causal" in MECHANISMS[each].promises]
+)
+
+
+def with_mechanism(name: str) -> CausalTransformer:
     arguments = {"dim": 12, "depth": 2, "num_heads": 3, "hidden_dim": 20, "vocab_size": 31, "dropout": 0.1}
     torch.manual_seed(0)
-    model = mereo.create_model("causal_transformer_tiny", mechanism=name, channels="gelu", **arguments)
+    return mereo.create_model("causal_transformer_tiny", mechanism=name, channels="gelu", **arguments)
+
+
+@every_causal_mechanism
+def test_every_causal_mechanism_stands_in_its_slot(name: str) -> None:
+    model = with_mechanism(name)
     tokens, optimizer, losses = torch.randint(31, (2, 12)), torch.optim.Adam(model.parameters(), 0.01), []
     for _ in range(5):
         loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
@@ -124,6 +133,13 @@ def test_every_causal_mechanism_stands_in_its_slot(name: str) -> None:
     again = mereo.create_model(model.config["model"], **model.config["args"]).eval()
     again.load_state_dict(model.state_dict())
     assert torch.equal(again(tokens), scores)
+
+
+@pytest.mark.long
+@every_causal_mechanism
+def test_every_causal_mechanism_compiles_and_exports_in_its_slot(name: str) -> None:
+    model, tokens = with_mechanism(name).eval(), torch.randint(31, (2, 12))
+    scores = model(tokens)
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(tokens)
     torch.testing.assert_close(compiled, scores, rtol=1e-4, atol=1e-5)
