@@ -83,8 +83,8 @@ class Split:
         strict: whether the objects of "systematic" have first-half colours and first-half shapes, or second-half
             colours and second-half shapes, so that no operator is tested with a kind of object it was trained with.
         well_posed: whether no selection of a program can match two objects.
-        location: whether the places of objects belong to the program; otherwise they are drawn with the scene, such that
-            half of all sums and products are true.
+        location: whether the places of objects belong to the program; otherwise they are drawn with the scene, such
+            that half of all sums and products are true.
     """
 
     name: str = "distractor"
@@ -99,7 +99,7 @@ class Split:
         check_choice("split", self.name, SPLITS)
         check_count(0, distractors=self.distractors)
         if not 2 <= self.features <= len(COLOURS):
-            raise UsageError(f"features is {self.features}; it must be from 2 to {len(COLOURS)}, the number of colours.")
+            raise UsageError(f"features is {self.features}; it must be from 2 to {len(COLOURS)}, the colours.")
         if self.depth not in (5, 7):
             raise UsageError(f"depth is {self.depth}; trees that are tested are 5 or 7 deep, trained ones 1 and 3.")
         if self.distractors > (most := CELLS - 10):
@@ -178,9 +178,7 @@ class Split:
     def _pairs(self, crossed: bool, count: int, generator: torch.Generator) -> Programs:
         """Trees of depth 3, half of them with roots of each kind."""
         sizes = (count - count // 2, count // 2)
-        made = [
-            self._trees(3, size, ROOTS[side], LEAVES[side ^ crossed], generator) for side, size in enumerate(sizes)
-        ]
+        made = [self._trees(3, size, ROOTS[side], LEAVES[side ^ crossed], generator) for side, size in enumerate(sizes)]
         return joined(made).pick(torch.randperm(count, generator=generator))
 
     def _trees(

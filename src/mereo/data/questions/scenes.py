@@ -13,9 +13,9 @@ from torch import Tensor
 from mereo.data.batch import Batch
 from mereo.data.images import BatchOptions, Images
 from mereo.data.load import Splits, Wanted
-from mereo.data.questions.programs import DRAWN, PARTS, Programs, Split
+from mereo.data.questions.programs import DRAWN, PARTS, TRAINED_DISTRACTORS, Programs, Split
 from mereo.data.questions.words import draw_scenes as draw_images
-from mereo.data.questions.words import in_words
+from mereo.data.questions.words import in_words, read_question
 from mereo.data.questions.world import (
     ANSWERS,
     CELLS,
@@ -41,7 +41,6 @@ from mereo.data.questions.world import (
 from mereo.errors import UsageError, check_choice, check_count, check_seed
 
 ENCODINGS = ("numbers", "one_hot", "image")
-_KINDS = len(COLOURS) * len(SHAPES)
 
 
 def _distractors(programs: Programs, counts: Tensor, generator: torch.Generator) -> Tensor:
@@ -91,7 +90,9 @@ def _coin_cells(kinds: Tensor, pairs: Tensor, taken: Tensor, generator: torch.Ge
         drawn = torch.rand(len(left), CELLS, generator=generator).masked_fill(taken[left], -1).topk(2, 1).indices
         rows, columns, used = drawn // SIDE, drawn % SIDE, pairs[left]
         one, two = (rows + columns) % 2, rows * columns % 2
-        odd = torch.where(product[left], two[:, 0] * torch.where(used, two[:, 1], 1), (one[:, 0] + one[:, 1] * used) % 2)
+        odd = torch.where(
+            product[left], two[:, 0] * torch.where(used, two[:, 1], 1), (one[:, 0] + one[:, 1] * used) % 2
+        )
         fits = ((odd == 0) == even[left]) == wanted[left]
         fits |= ~parity[left]
         cells[left[fits]] = drawn[fits]
@@ -104,7 +105,8 @@ def place(programs: Programs, counts: Tensor, generator: torch.Generator) -> Ten
 
     First distractors are placed, then the objects of every operator, those of both branches. An object replaces
     distractors of its colour and shape, and the one in its cell; if an object of the task is there, it moves to a free
-    cell, and if there is one like it already, that one serves both. The object of "exist" is there with probability 1/2.
+    cell, and if there is one like it already, that one serves both. The object of "exist" is there in half of the
+    scenes.
 
     Args:
         programs: n of them.
@@ -205,6 +207,27 @@ def generate(
     return {**shown, "target": answered.target, "meta": meta}
 
 
+def scene_for(question: str, seed: int) -> Tensor:
+    """The rows of a question in words, with a scene of up to five distractors that is drawn for it.
+
+    Args:
+        question: see `mereo.data.questions.words.read_question`.
+        seed: of the scene.
+
+    Shapes: -> (1, rows, 11).
+    """
+    check_seed(seed)
+    generator, asked = torch.Generator().manual_seed(seed), read_question(question)
+    there = (asked.shapes > 0) | (asked.colours > 0)
+    shapes, colours = (
+        torch.where(field > 0, field, torch.randint(1, len(names) + 1, field.shape, generator=generator)) * there
+        for field, names in ((asked.shapes, SHAPES), (asked.colours, COLOURS))
+    )
+    counts = torch.randint(TRAINED_DISTRACTORS + 1, (1,), generator=generator)
+    codes = place(Programs(asked.ops, shapes, colours, torch.full_like(shapes, DRAWN)), counts, generator)
+    return join_rows(encode_rules(asked), encode_scenes(codes))
+
+
 class Questions(Images):
     """Programs with their scenes: with a generator (training) every access draws a new scene, without it they stay.
 
@@ -221,8 +244,7 @@ class Questions(Images):
     serves = "rows"
 
     def __init__(self, programs: Programs, least: int, most: int, seed: int = 0, codes: Tensor | None = None) -> None:
-        check_count(0, least=least)
-        if not least <= most <= CELLS:
+        if not 0 <= least <= most <= CELLS:
             raise UsageError(f"least is {least} and most is {most}; distractors are from 0 to {CELLS}, least first.")
         if codes is not None and codes.shape != (len(programs.ops), CELLS):
             raise UsageError(f"codes are {tuple(codes.shape)}; they must be ({len(programs.ops)}, {CELLS}).")

@@ -79,8 +79,8 @@ def read_question(text: str) -> Program:
 
     def refuse(why: str) -> NoReturn:
         raise UsageError(
-            f"question is {text[:80]!r}: {why}; write such as 'color of h', 'white a exist', 'red a + blue b sum is odd'"
-            " or '[ if red a exist , then loc of blue b , else shape of white object ]'."
+            f"question is {text[:80]!r}: {why}; write such as 'color of h', 'white a exist', 'red a + blue b sum is"
+            " odd' or '[ if red a exist , then loc of blue b , else shape of white object ]'."
         )
 
     words = text.lower().replace(",", " , ").replace("[", " [ ").replace("]", " ] ").replace("?", " ").split()

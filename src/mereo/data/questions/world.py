@@ -1,8 +1,8 @@
 """The world of gCOG: objects on a grid, operators, the numbers that encode them, and the answers of these numbers.
 
 A program is a binary tree of operators in the order of a heap: the children of operator j, which a switch chooses
-between, are 2 j + 1 if it is true and 2 j + 2 if it is false. A scene has a number for each cell, row by row: 0 if it is
-empty, else 1 + 26 colour + shape, both from 0.
+between, are 2 j + 1 if it is true and 2 j + 2 if it is false. A scene has a number for each cell, row by row: 0 if it
+is empty, else 1 + 26 colour + shape, both from 0.
 
 Source: arXiv:2401.15030.
 """
@@ -24,7 +24,8 @@ EXIST, GO, GET_COLOUR, GET_SHAPE, SUM_EVEN, PRODUCT_EVEN, PRODUCT_ODD, SUM_ODD, 
 PARITY = (SUM_EVEN, PRODUCT_EVEN, PRODUCT_ODD, SUM_ODD)
 PLACES, FIRST_SHAPE, FIRST_COLOUR = 2, 102, 128
 ANSWERS = (
-    "true", "false", *(f"row {row} column {column}" for column in range(SIDE) for row in range(SIDE)), *SHAPES, *COLOURS,
+    "true", "false", *(f"row {row} column {column}" for column in range(SIDE) for row in range(SIDE)),
+    *SHAPES, *COLOURS,
 )  # fmt: skip
 """The 138 answers: true, false, the places column by column, the shapes, the colours."""
 RULE, SCENE = 8, 3
@@ -66,8 +67,8 @@ def heap_rows(operators: int) -> list[tuple[int, bool]]:
 def encode_rules(program: Program) -> Tensor:
     """The rows of programs: operator, shape, colour and screen of two objects, end.
 
-    The attribute that is asked for and the only screen have the number 1. A switch follows the level of its condition; a
-    row that ends the program stands behind the last one, and rows of zeros behind that.
+    The attribute that is asked for and the only screen have the number 1. A switch follows the level of its condition;
+    a row that ends the program stands behind the last one, and rows of zeros behind that.
 
     Shapes: -> float32 (programs, rows, 8).
     """
@@ -144,13 +145,13 @@ def decode_rules(rule: Tensor) -> Program:
     last = torch.tensor([9, 26, 10, 1, 26, 10, 1, 1], device=rows.device)
     if bool(((rows < 0) | (rows > last)).any()):
         sample, row = ((rows < 0) | (rows > last)).any(-1).nonzero()[0].tolist()
-        raise UsageError(f"row {row} of rule {sample} is {rows[sample, row].tolist()}; numbers go up to {last.tolist()}.")
+        raise UsageError(f"row {row} of rule {sample} is {rows[sample, row].tolist()}; at most {last.tolist()}.")
     nodes = [place for place, (_, switch) in enumerate(places) if not switch]
     switches = rows[:, [place for place, (_, switch) in enumerate(places) if switch], 0]
     ops, objects = rows[:, nodes, 0], rows[:, nodes, 1:7].unflatten(-1, (2, 3))
     there, conditions = objects[..., 2] > 0, ops[:, : operators // 2]
     children = ops[:, 1:].reshape(len(ops), operators // 2, 2) > 0
-    forks, parity = children.all(-1), sum(ops == kind for kind in PARITY).bool()
+    forks, parity = children.all(-1), torch.isin(ops, torch.tensor(PARITY, device=ops.device))
     bad = ((ops == SWITCH) | ((ops > 0) != there[..., 0]) | (there[..., 1] & ~parity)).any(1) | (ops[:, 0] == 0)
     bad |= ((children.any(-1) != forks) | (switches != SWITCH * forks)).any(1)
     bad |= (forks & ~((conditions == EXIST) | parity[:, : operators // 2])).any(1)
@@ -174,8 +175,8 @@ def decode_scenes(stim: Tensor) -> Tensor:
     if bool(bad.any()):
         scene, cell = bad.nonzero()[0].tolist()
         raise UsageError(
-            f"cell {cell} of stim {scene} is {rows[scene, cell].tolist()}; it must be a colour from 1 to 10, a shape from"
-            " 1 to 26 and 0, or zeros."
+            f"cell {cell} of stim {scene} is {rows[scene, cell].tolist()}; it must be a colour from 1 to 10, a shape"
+            " from 1 to 26 and 0, or zeros."
         )
     return torch.where(colours > 0, (colours - 1) * len(SHAPES) + shapes, 0)
 
@@ -254,7 +255,7 @@ def one_hot(rule: Tensor, stim: Tensor) -> tuple[Tensor, Tensor]:
     """The same rows with a column for each operator, shape and colour in place of numbers.
 
     Shapes: (batch, rows, 8) -> (batch, rows, 84): operators 9, then twice shapes 26, colours 10 and screen 1, then the
-        end; (batch, 101, 3) -> (batch, 101, 37): colours 10, shapes 26, the end. An attribute that is asked for has no 1.
+        end; (batch, 101, 3) -> (batch, 101, 37): colours 10, shapes 26, the end. What is asked for has no 1.
     """
 
     def columns(values: Tensor, count: int) -> Tensor:

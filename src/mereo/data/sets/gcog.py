@@ -38,8 +38,8 @@ def configure(
 ) -> dict[str, Any]:
     """Options: split ("distractor", "systematic", "systematic_trees" or "productive"), number of training programs of
     each of 8 operators (5000), number of colours and of shapes in programs (10), distractors of test scenes of
-    "distractor" (40), depth of test trees of "productive" (5), strict (no kind of object on both sides of "systematic"),
-    well_posed (no selection matches two objects)."""
+    "distractor" (40), depth of test trees of "productive" (5), strict (no kind of object of an operator on both sides
+    of "systematic"), well_posed (no selection matches two objects)."""
     from mereo.data.questions.programs import Split
 
     check_count(1, programs=programs)
@@ -53,7 +53,7 @@ def configure(
 
 def default(wanted: "Wanted") -> "Splits":
     """`load` with the default options; facts are made without PyTorch."""
-    return configure()["load"](wanted)  # type: ignore[no-any-return]
+    return configure()["load"](wanted)
 
 
 register_dataset(
