@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mereo.core.squash import accumulation_type
 from mereo.data.questions.world import ANSWERS, ROW, RULE, SCENE, SCENE_ROWS, one_hot, split_rows
 from mereo.errors import UsageError, check_choice, check_count, check_heads, check_positive, check_probability
 from mereo.layers.feed_forward import FeedForward
@@ -31,11 +32,15 @@ def ends_of(rule: Tensor) -> Tensor:
     return torch.where(rule[..., RULE - 1] == 1, places, rule.shape[1] - 1).amin(1)
 
 
-def sinusoids(positions: Tensor, dim: int) -> Tensor:
-    """sin(p / 10000^(2 i / dim)), cos(p / 10000^(2 i / dim)) in turn: (batch or 1, rows) -> (batch or 1, rows, dim)."""
-    rates = 10000 ** (-torch.arange(0, dim, 2, device=positions.device) / dim)
+def sinusoids(positions: Tensor, like: Tensor) -> Tensor:
+    """sin(p / 10000^(2 i / dim)), cos(p / 10000^(2 i / dim)) in turn, for rows of the size and type of `like`.
+
+    Shapes: positions (batch or 1, rows), like (..., dim) -> (batch or 1, rows, dim).
+    """
+    dim, wide = like.shape[-1], accumulation_type(like)
+    rates = 10000 ** (-torch.arange(0, dim, 2, device=like.device, dtype=wide) / dim)
     angles = positions.unsqueeze(-1) * rates
-    return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
+    return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2).to(like.dtype)
 
 
 def _layers(*sizes: int) -> nn.Sequential:
@@ -69,7 +74,7 @@ class PostNormBlock(nn.Module):
 
     def forward(self, rows: Tensor, positions: Tensor, mask: Tensor | None = None) -> Tensor:
         x = rows if self.embed is None else self.embed(rows)
-        x = self.drop(x + sinusoids(positions, x.shape[-1]).to(x.dtype))
+        x = self.drop(x + sinusoids(positions, x))
         x = self.norm1(x + self.attention(x, mask=mask))
         out: Tensor = self.norm2(x + self.mlp(x))
         return out
@@ -180,7 +185,7 @@ class DualStream(TwoStreams):
 class CrossAttention(TwoStreams):
     """A latent of zeros attends to the program, and what it reads attends to the scene.
 
-    y = norm(attend(0, program));   out = norm(attend(y, scene))
+    y = norm(attend(0, program));   out = norm(attend(y, scene) + y)
 
     Deviates: a norm for each step; IBM/gcog uses one for both and has one that it never uses. The queries of zeros do
     not depend on their weight, which is not trained.
@@ -196,7 +201,7 @@ class CrossAttention(TwoStreams):
         program, cells, mask = self.streams(rule, scene, ends)
         zeros = program.new_zeros(len(program), 1, self.to_rule.query.in_features)
         latent = self.norm1(self.to_rule(zeros, program, mask))
-        out: Tensor = self.norm2(self.to_scene(latent, cells)).squeeze(1)
+        out: Tensor = self.norm2(self.to_scene(latent, cells) + latent).squeeze(1)
         return out
 
 
