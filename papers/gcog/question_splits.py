@@ -110,8 +110,8 @@ def _trained(settings: Settings, family: str, label: str, seed: int) -> Any:
     epochs = settings.epochs or max(round(STEPS / max(size // batch, 1)), 1)
     config = TrainConfig(
         model=name, task="questions", data=data, model_args={**SIZES, **arguments}, batch_size=batch, lr=RATE,
-        clip_norm=1.0, weight_decay=0.01, epochs=epochs, device=settings.device or "cpu", limit=settings.limit, seed=seed,
-        tensorboard=False, output=str(settings.folder / "runs"), name=f"{family}-{label}-{seed}", resume=True,
+        clip_norm=1.0, weight_decay=0.01, epochs=epochs, device=settings.device or "cpu", limit=settings.limit,
+        seed=seed, tensorboard=False, output=str(settings.folder / "runs"), name=f"{family}-{label}-{seed}", resume=True,
     )  # fmt: skip
     settings.say(f"{family}: {label}, seed {seed}")
     return train(config, pictures=False).model

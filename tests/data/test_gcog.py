@@ -350,7 +350,8 @@ def test_trees_that_few_attributes_cannot_make_are_refused(monkeypatch: pytest.M
     [
         ("color of red h", "a letter alone"), ("what is h", "asks for nothing"), ("red exist", "a colour and a letter"),
         ("red a + blue b exist", "no colour and no letter"), ("[ if color of h , then a , else b ]", "true or false"),
-        ("[ if red a exist , then color of h", "',' is missing"), ("color of h ]", "stands behind its end"), ("", "asks"),
+        ("[ if red a exist , then color of h", "',' is missing"), ("color of h ]", "stands behind its end"),
+        ("", "asks for nothing"),
         ("[ if red a exist , then color of h , else [ if red b exist , then color of c , else color of d ] ]", "depth"),
     ],
 )  # fmt: skip

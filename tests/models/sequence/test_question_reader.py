@@ -96,7 +96,7 @@ def test_two_streams(kind: str, questions: tuple[Tensor, Tensor]) -> None:
         out = r.norm2(r.mlp(r.norm1(attended(r.to_scene, program, scene)) + program))[:, -1]
     elif kind == "cross":
         latent = r.norm1(attended(r.to_rule, program.new_zeros(4, 1, 12), program))
-        out = r.norm2(attended(r.to_scene, latent, scene))[:, -1]
+        out = r.norm2(attended(r.to_scene, latent, scene) + latent)[:, -1]
     else:
         latents = program.new_zeros(4, 10, 12)
         read = r.rule_norm(attended(r.to_rule, latents, program))
@@ -127,10 +127,11 @@ def test_padding_behind_the_end_changes_nothing(reader: str, encoding: str) -> N
 
 
 def test_what_latents_of_zeros_cannot_learn_is_not_trained() -> None:
+    both = ("weight", "bias")
     for kind, frozen in (
         ("cross", {"to_rule.query.weight"}),
-        ("perceiver", {"to_rule.query.weight"} | {f"to_latents.{n}.{p}" for n in ("query", "key") for p in ("weight", "bias")}),
-    ):  # fmt: skip
+        ("perceiver", {"to_rule.query.weight", *(f"to_latents.{n}.{p}" for n in ("query", "key") for p in both)}),
+    ):
         model = small(kind)
         assert {n for n, p in model.reader.named_parameters() if not p.requires_grad} == frozen
         made = generate("distractor", 8, 0)
@@ -155,7 +156,8 @@ def test_positions_and_one_hot_rows() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ({"reader": "lstm"}, "'lstm'"), ({"encoding": "words"}, "'words'"), ({"blocks": 2, "reader": "dual"}, "blocks is 2"),
+        ({"reader": "lstm"}, "'lstm'"), ({"encoding": "words"}, "'words'"),
+        ({"blocks": 2, "reader": "dual"}, "blocks is 2"),
         ({"dim": 7, "num_heads": 1}, "dim is 7"), ({"hidden": 13}, "13"), ({"context": 101}, "context"),
         ({"dropout": 1.5}, "dropout"), ({"blocks": 0, "reader": "single"}, "blocks"),
     ],
