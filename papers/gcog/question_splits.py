@@ -111,7 +111,8 @@ def _trained(settings: Settings, family: str, label: str, seed: int) -> Any:
     config = TrainConfig(
         model=name, task="questions", data=data, model_args={**SIZES, **arguments}, batch_size=batch, lr=RATE,
         clip_norm=1.0, weight_decay=0.01, epochs=epochs, device=settings.device or "cpu", limit=settings.limit,
-        seed=seed, tensorboard=False, output=str(settings.folder / "runs"), name=f"{family}-{label}-{seed}", resume=True,
+        seed=seed, tensorboard=False, output=str(settings.folder / "runs"), resume=True,
+        name=f"{family}-{label}-{seed}",
     )  # fmt: skip
     settings.say(f"{family}: {label}, seed {seed}")
     return train(config, pictures=False).model
