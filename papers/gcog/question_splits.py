@@ -12,6 +12,7 @@ import torch
 from mereo.data import load_splits
 from mereo.data.questions.programs import Split
 from mereo.data.questions.scenes import Questions as Set
+from mereo.data.questions.world import RULE_ROWS
 from mereo.errors import check_choice
 from mereo.inference.evaluate import evaluate
 from mereo.pictures import new_figure, save_figure
@@ -22,12 +23,12 @@ from mereo.training.trainer import train
 from papers.common.settings import Settings
 
 NETWORKS = {
-    "RNN": ("gcog_rnn", {}),
-    "GRU": ("gcog_gru", {}),
-    "SSTfmr": ("gcog_single_stream", {}),
-    "DSTfmr": ("gcog_dual_stream", {}),
-    "CrossAttn": ("gcog_rule_cross_attention", {}),
-    "Perceiver": ("gcog_perceiver", {}),
+    "RNN": "gcog_rnn",
+    "GRU": "gcog_gru",
+    "SSTfmr": "gcog_single_stream",
+    "DSTfmr": "gcog_dual_stream",
+    "CrossAttn": "gcog_rule_cross_attention",
+    "Perceiver": "gcog_perceiver",
 }
 SPLITS = {
     "distractor": "split=distractor",
@@ -38,7 +39,7 @@ SPLITS = {
 }
 FAMILIES = ("distractor", "systematic", "strict", "trees", "productive")
 SIZES: dict[str, Any] = {"dim": 64, "hidden": 128, "dropout": 0.0, "encoding": "one_hot"}
-FEATURES, PROGRAMS, STEPS, BATCH, RATE = 4, 400, 600, 64, 2e-3
+FEATURES, PROGRAMS, STEPS, BATCH, RATE = 4, 400, 1000, 64, 2e-3
 """Colours and shapes of the programs, training programs of each operator, steps, questions of a step, peak rate."""
 DISTRACTORS, DEPTHS = (10, 20, 30, 40), (5, 7)
 TESTED, SEED = 1000, 100
@@ -50,7 +51,8 @@ def run(settings: Settings) -> dict[str, Any]:
     chosen = settings.variants or FAMILIES
     for name in chosen:
         check_choice("variants", name, FAMILIES)
-    rows, by_operator, curves = [], [], dict[str, dict[int, float]]()
+    rows, by_operator = list[list[dict[str, Any]]](), list[dict[str, Any]]()
+    curves = dict[str, dict[int, float]]()
     for family in (name for name in FAMILIES if name in chosen):
         tested = _tested(settings, family)
         chances = {name: Questions().references(split)[CHANCE] for name, split in tested.items()}
@@ -70,7 +72,7 @@ def run(settings: Settings) -> dict[str, Any]:
                 }
     made: dict[str, Any] = {"tables": {}, "notes": [], "pictures": []}
     made["tables"]["Accuracy by split"] = [line for part in rows for line in part]
-    made["tables"]["Accuracy by the operator that answers"] = by_operator
+    made["tables"]["Accuracy by the operator that answers, and by depth"] = by_operator
     made["notes"].append("held out: new questions of the training kind; chance: each operator's most frequent answer.")
     if curves:
         _draw(curves, settings)
@@ -103,13 +105,12 @@ def _tested(settings: Settings, family: str) -> dict[str, Set]:
 
 def _trained(settings: Settings, family: str, label: str, seed: int) -> Any:
     """A network that was trained by the trainer, going on where it was stopped."""
-    name, arguments = NETWORKS[label]
     data = f"gcog:{SPLITS[family]},features={FEATURES},programs={PROGRAMS}"
     batch = settings.batch_size or BATCH
     size = len(load_splits(data, length=1, limit=settings.limit).train)
     epochs = settings.epochs or max(round(STEPS / max(size // batch, 1)), 1)
     config = TrainConfig(
-        model=name, task="questions", data=data, model_args={**SIZES, **arguments}, batch_size=batch, lr=RATE,
+        model=NETWORKS[label], task="questions", data=data, model_args=SIZES, batch_size=batch, lr=RATE,
         clip_norm=1.0, weight_decay=0.01, epochs=epochs, device=settings.device or "cpu", limit=settings.limit,
         seed=seed, tensorboard=False, output=str(settings.folder / "runs"), resume=True,
         name=f"{family}-{label}-{seed}",
@@ -131,7 +132,8 @@ def _row(
                 "lowest": min(accuracy), "highest": max(accuracy),
             }
         )  # fmt: skip
-        each = {op: statistics.mean(one[f"accuracy_{op}"] for one in found) for op in ASKED}
+        groups = (*ASKED, *(f"depth_{depth}" for depth in RULE_ROWS))
+        each = {group: statistics.mean(one[f"accuracy_{group}"] for one in found) for group in groups}
         by_operator.append({"split": family, "questions": name, "network": label, **each})
     return lines
 

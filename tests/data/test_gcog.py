@@ -160,16 +160,16 @@ def test_rates_of_true_answers() -> None:
         (True, {"exist": 0.5, "sumeven": 0.5, "sumodd": 0.5, "producteven": 0.75, "productodd": 0.25}),
         (False, dict.fromkeys(("exist", "sumeven", "sumodd", "producteven", "productodd"), 0.5)),
     ):
-        made = generate("distractor", 16000, 1, location=location)
+        made = generate("distractor", 8 * 600, 1, location=location)
         roots = made["meta"]["root"]
-        assert set(Counter(roots).values()) == {2000}
+        assert set(Counter(roots).values()) == {600}
         for name, rate in expected.items():
             true = sum(target == 0 for target, root in zip(made["target"].tolist(), roots, strict=True) if root == name)
-            assert true / 2000 == pytest.approx(rate, abs=0.04), (location, name)
+            assert true / 600 == pytest.approx(rate, abs=0.06), (location, name)
 
 
 def test_two_objects_make_products_even_more_often_and_many_distractors_make_letters_exist() -> None:
-    made = generate("systematic_trees", 20000, 1)
+    made = generate("systematic_trees", 8000, 1)
     asked = decode_rules(made["rule"])
     assert evaluate(made["rule"], made["stim"]).target.tolist() == made["target"].tolist()
     leaf = asked.ops[:, 1] == 6  # products that are even, of two objects
@@ -178,11 +178,11 @@ def test_two_objects_make_products_even_more_often_and_many_distractors_make_let
     alone[:, 0] = made["rule"][two, 2]
     alone[:, 1, 7] = 1
     true = (evaluate(alone, made["stim"][two]).target == 0).double().mean()
-    assert float(true) == pytest.approx(15 / 16, abs=0.02)
-    many = generate("distractor", 16000, 2, part="test", distractors=40)
+    assert float(true) == pytest.approx(15 / 16, abs=0.03)
+    many = generate("distractor", 8000, 2, part="test", distractors=40)
     hits = [t == 0 for t, root in zip(many["target"].tolist(), many["meta"]["root"], strict=True) if root == "exist"]
     # 1 - (1 - 1 / 260)^40 / 2
-    assert sum(hits) / len(hits) == pytest.approx(0.571, abs=0.035)
+    assert sum(hits) / len(hits) == pytest.approx(0.571, abs=0.05)
     assert float((many["stim"][:, :100, 0] > 0).sum(1).double().mean()) == pytest.approx(37.7, abs=0.2)
 
 
@@ -200,9 +200,9 @@ def test_permuted_cells_change_places_only() -> None:
 
 
 def test_well_posed_programs_select_one_object_each() -> None:
-    loose = generate("productive", 2000, 7, part="test")
-    assert 0.05 < sum(count > 1 for count in loose["meta"]["matches"]) / 2000 < 0.2
-    made = generate("productive", 2000, 7, part="test", well_posed=True)
+    loose = generate("productive", 600, 7, part="test")
+    assert 0.05 < sum(count > 1 for count in loose["meta"]["matches"]) / 600 < 0.2
+    made = generate("productive", 600, 7, part="test", well_posed=True)
     asked, codes = decode_rules(made["rule"]), decode_scenes(made["stim"])
     for node in range(asked.ops.shape[1]):
         for slot in range(2):
@@ -287,7 +287,7 @@ def test_other_encodings() -> None:
 def test_training_scenes_are_drawn_anew_and_held_out_scenes_stay() -> None:
     one, other = (load_splits("gcog:programs=20", length=1, limit=100) for _ in range(2))
     assert one.train.describe() == other.train.describe() != one.test.describe()
-    assert (len(one.train), len(one.test), len(one.class_names)) == (100, 2000, 138)
+    assert (len(one.train), len(one.test), len(one.class_names)) == (100, 1000, 138)
     indices = torch.arange(20)
     fixed = [one.train.batch(indices).rows for _ in range(2)]
     fresh = [one.train.batch(indices, generator=torch.Generator().manual_seed(seed)).rows for seed in (0, 0, 1)]
@@ -306,7 +306,7 @@ def test_training_scenes_are_drawn_anew_and_held_out_scenes_stay() -> None:
 
 def test_options_change_the_splits() -> None:
     info = find_dataset("gcog:split=systematic,programs=9000,strict=true")
-    assert info is not None and info.splits == {"train": 20000, "validation": 2000, "test": 2000}
+    assert info is not None and info.splits == {"train": 20000, "validation": 1000, "test": 1000}
     deep = load_splits("gcog:split=productive,programs=1,depth=7", length=1)
     assert deep.train.image_shape == (1, 5 + 101, 11) and deep.test.image_shape == (1, 23 + 101, 11)
 

@@ -30,6 +30,7 @@ def test_accuracy_by_the_operator_that_answers() -> None:
     for name in ASKED:
         own = [hit for hit, operator in zip(right, made["meta"]["operator"], strict=True) if operator == name]
         assert found[f"accuracy_{name}"] == pytest.approx(sum(own) / max(len(own), 1)), name
+    assert found["accuracy_depth_3"] == found["accuracy"] and found["accuracy_depth_1"] == 0
     objective = Questions().objective(torch.nn.Identity(), TrainConfig())
     expected = -sum(row[label] for row, label in zip(scores.log_softmax(-1), batch.labels, strict=True)) / 120
     torch.testing.assert_close(objective.loss(scores, batch), expected)
@@ -44,6 +45,7 @@ def test_chance_is_the_most_frequent_answer_of_each_operator() -> None:
     assert 0.1 < found["accuracy_getcolor"] < 0.15 and 0.1 < found["accuracy_getshape"] < 0.15
 
 
+@pytest.mark.long
 def test_a_run_trains_predicts_and_draws(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

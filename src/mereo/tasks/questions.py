@@ -18,6 +18,7 @@ from mereo.data.questions.words import draw_scenes, in_words
 from mereo.data.questions.world import (
     ANSWERS,
     OPERATORS,
+    RULE_ROWS,
     SCENE_ROWS,
     SWITCH,
     Answered,
@@ -34,6 +35,7 @@ from mereo.tasks.pictures import draw_images
 
 ASKED = OPERATORS[: SWITCH - 1]
 CHANCE = "most frequent answer of each operator"
+_GROUPS = (*(f"accuracy_{name}" for name in ASKED), *(f"accuracy_depth_{depth}" for depth in RULE_ROWS))
 _DRAWN, _COLUMNS, _CELL = 12, 4, 16
 
 
@@ -43,20 +45,13 @@ def answered(batch: Batch) -> Answered:
     return evaluate(*split_rows(batch.rows.cpu()))
 
 
-def chance(operators: Tensor, targets: Tensor) -> dict[str, float]:
-    """Accuracies of the most frequent answer of each operator.
-
-    Args:
-        operators: that give the answers, from 1.
-        targets: the answers.
-
-    Shapes: int64 (questions,) each.
-    """
-    metrics = QuestionsMetrics()
-    best = torch.zeros_like(targets)
-    for kind in operators.unique().tolist():
-        best[operators == kind] = targets[operators == kind].mode().values
-    metrics.count(operators, best == targets)
+def chance(found: Answered) -> dict[str, float]:
+    """Accuracies of the most frequent answer of each operator among these answers."""
+    metrics, best = QuestionsMetrics(), torch.zeros_like(found.target)
+    for kind in found.operator.unique().tolist():
+        own = found.operator == kind
+        best[own] = found.target[own].mode().values
+    metrics.count(found.operator, found.depth, best == found.target)
     return metrics.compute()
 
 
@@ -76,29 +71,39 @@ class QuestionsObjective(Objective):
 
 
 class QuestionsMetrics(Metrics):
-    """Accuracy over all questions, and over those that each operator answers.
+    """Accuracy over all questions, over those that each operator answers, and over programs of each depth.
 
-    In a tree this is the operator at the end of the path that is taken.
+    In a tree this is the operator at the end of the path that is taken. A group without questions has the accuracy 0.
     """
 
     def __init__(self) -> None:
-        super().__init__(2 * SWITCH)
+        super().__init__(2 * len(_GROUPS))
 
-    def count(self, operators: Tensor, hit: Tensor) -> None:
-        """Add questions, int64 (n,) with the operators that answer them, bool (n,) whether they are answered."""
-        sums = torch.zeros(2, SWITCH, dtype=torch.float64)
-        sums[0].index_add_(0, operators.cpu(), torch.ones(len(operators), dtype=torch.float64))
-        sums[1].index_add_(0, operators.cpu(), hit.cpu().double())
+    def count(self, operators: Tensor, depths: Tensor, hit: Tensor) -> None:
+        """Add questions.
+
+        Args:
+            operators: that answer them.
+            depths: of their programs.
+            hit: whether they are answered.
+
+        Shapes: int64 (n,), int64 (n,), bool (n,).
+        """
+        sums = torch.zeros(2, len(_GROUPS), dtype=torch.float64)
+        for places in (operators.cpu() - 1, len(ASKED) + depths.cpu() // 2):
+            sums[0].index_add_(0, places, torch.ones(len(places), dtype=torch.float64))
+            sums[1].index_add_(0, places, hit.cpu().double())
         self.add(sums)
 
     def update(self, outputs: Tensor, batch: Batch) -> None:
-        self.count(answered(batch).operator, outputs.argmax(1) == batch.labels)
+        assert batch.rows is not None
+        found = answered(batch)
+        self.count(found.operator, found.depth, outputs.argmax(1) == batch.labels)
 
     def compute(self) -> dict[str, float]:
-        there, right = self.state.view(2, SWITCH).cpu()
-        figures = accuracy_figures(right.sum().item(), int(there.sum()))
-        shares = right / there.clamp(min=1)
-        return figures | {f"accuracy_{name}": shares[number].item() for number, name in enumerate(ASKED, 1)}
+        there, right = self.state.view(2, len(_GROUPS)).cpu()
+        figures = accuracy_figures(right[: len(ASKED)].sum().item(), int(there[: len(ASKED)].sum()))
+        return figures | dict(zip(_GROUPS, (right / there.clamp(min=1)).tolist(), strict=True))
 
 
 @register_task
@@ -158,7 +163,7 @@ class Questions(Task):
     def references(self, split: Images) -> dict[str, dict[str, float]]:
         """Chance: the most frequent answer of each operator on this split."""
         found = answered(split.batch(torch.arange(len(split)))) if len(split) else None
-        return {} if found is None else {CHANCE: chance(found.operator, found.target)}
+        return {} if found is None else {CHANCE: chance(found)}
 
     def example(self, model: nn.Module, count: int, objects: int = 1) -> Batch:
         assert isinstance(model, Network)

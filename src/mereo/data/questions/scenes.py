@@ -191,10 +191,9 @@ def generate(
     codes = place(programs, counts, generator)
     asked = programs.asked()
     answered, rule, stim = solve(asked, codes), encode_rules(asked), encode_scenes(codes)
-    operators = (programs.ops > 0).sum(1).tolist()
     words = in_words(rule)
     meta = {
-        "depth": [2 * count.bit_length() - 1 for count in operators], "distractors": counts.tolist(),
+        "depth": answered.depth.tolist(), "distractors": counts.tolist(),
         "root": [OPERATORS[op - 1] for op in programs.ops[:, 0].tolist()],
         "operator": [OPERATORS[op - 1] for op in answered.operator.tolist()],
         "matches": answered.matches.tolist(), "words": words,

@@ -188,11 +188,13 @@ class Answered(NamedTuple):
         target: number of the answer, -1 if the program asks for an object that is not there.
         operator: that gives it, at the end of the path that was taken.
         matches: the most objects that one selection on this path matches.
+        depth: of the program; a switch is a level.
     """
 
     target: Tensor
     operator: Tensor
     matches: Tensor
+    depth: Tensor
 
 
 def solve(program: Program, codes: Tensor) -> Answered:
@@ -237,7 +239,9 @@ def _solve(program: Program, codes: Tensor) -> Answered:
         most = torch.maximum(most, matches.gather(1, node).squeeze(1))
         missing = missing | (targets.gather(1, node).squeeze(1) == NO_ANSWER)
     target = targets.gather(1, node).squeeze(1).masked_fill(missing, NO_ANSWER)
-    return Answered(target, ops.gather(1, node).squeeze(1), most)
+    # 1, 3, 7 and 15 operators are trees of depth 1, 3, 5 and 7.
+    depth = 2 * ((ops > 0).sum(1) + 1).double().log2().round().long() - 1
+    return Answered(target, ops.gather(1, node).squeeze(1), most, depth)
 
 
 def evaluate(rule: Tensor, stim: Tensor) -> Answered:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mereo.data.load import Splits, Wanted
     from mereo.data.questions.programs import Split
 
-HELD_OUT = 2000
+HELD_OUT = 1000
 """Questions of the validation and of the test split."""
 OPERATORS, ANSWERS = 8, 138
 
