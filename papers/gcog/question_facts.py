@@ -71,7 +71,7 @@ def _shared(strict: bool) -> dict[str, Any]:
     return {
         "split": "strict" if strict else "as published",
         "tested": len(kinds[1]),
-        "trained": len(kinds[0] & kinds[1]),
+        "of these trained": len(kinds[0] & kinds[1]),
     }
 
 
