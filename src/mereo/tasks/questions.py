@@ -174,7 +174,8 @@ class Questions(Task):
 
     def titles(self, batch: Batch) -> list[str]:
         assert batch.rows is not None
-        return [textwrap.fill(text, 34) for text in in_words(split_rows(batch.rows.cpu())[0])]
+        words = in_words(split_rows(batch.rows.cpu())[0])
+        return [textwrap.fill(text.replace("current ", "").replace(" ,", ","), 34) for text in words]
 
     def _draw(self, batch: Batch, answers: list[str], path: Path, wrong: list[bool] | None = None) -> None:
         assert batch.rows is not None

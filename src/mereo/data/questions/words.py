@@ -162,8 +162,8 @@ def _letters(side: int) -> Tensor:
     letters = [torch.zeros(side, side)]
     for letter in SHAPES:
         image = Image.new("L", (side, side))
-        font = ImageFont.load_default(max(side - 1, 1))
-        ImageDraw.Draw(image).text((side / 2, side / 2), letter, fill=255, font=font, anchor="mm")
+        font = ImageFont.load_default(0.9 * side)
+        ImageDraw.Draw(image).text((side / 2, 0.74 * side), letter, fill=255, font=font, anchor="ms")
         letters.append(torch.from_numpy(np.array(image)).float() / 255)
     return torch.stack(letters)
 
