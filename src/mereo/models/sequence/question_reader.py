@@ -1,5 +1,9 @@
 """Baselines of gCOG: networks that read a program and a scene, and score 138 answers.
 
+A reader takes the rows of a program (batch, rows, columns), the rows of a scene (batch, 101, columns) and the row that
+ends each program, int64 (batch,), and gives what the head reads, (batch, hidden). Its arguments are `widths`, the columns
+of both kinds of rows, `dim` of the tokens, `hidden`, `heads` of every attention and `dropout` of embedded rows.
+
 Source: Ito, Dan, Rigotti, Kozloski, Campbell 2024, arXiv:2401.15030; sizes follow IBM/gcog.
 """
 
@@ -49,7 +53,9 @@ def _layers(*sizes: int) -> nn.Sequential:
 
 
 class PostNormBlock(nn.Module):
-    """z = x + positions;  y = norm(z + attention(z));  out = norm(y + act(second(act(first(y)))))
+    """A transformer block whose norms stand behind the residual connections.
+
+    z = embed(rows) + positions;  y = norm(z + attention(z));  out = norm(y + act(second(act(first(y)))))
 
     Args:
         dim, num_heads: of the attention.
@@ -167,7 +173,10 @@ def at_end(rows: Tensor, ends: Tensor) -> Tensor:
 
 
 class DualStream(TwoStreams):
-    """The last tokens of both streams, each through a layer, added: out = norm(mlp(norm(relu(A r) + relu(B s))))"""
+    """The last tokens of both streams, r and s, are added behind a layer each.
+
+    out = norm(mlp(norm(relu(A r) + relu(B s))))
+    """
 
     def __init__(self, widths: tuple[int, int], dim: int, hidden: int, heads: int, dropout: float) -> None:
         super().__init__(widths, dim, heads, dropout)
