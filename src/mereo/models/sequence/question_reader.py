@@ -1,8 +1,8 @@
 """Baselines of gCOG: networks that read a program and a scene, and score 138 answers.
 
 A reader takes the rows of a program (batch, rows, columns), the rows of a scene (batch, 101, columns) and the row that
-ends each program, int64 (batch,), and gives what the head reads, (batch, hidden). Its arguments are `widths`, the columns
-of both kinds of rows, `dim` of the tokens, `hidden`, `heads` of every attention and `dropout` of embedded rows.
+ends each program, int64 (batch,), and gives what the head reads, (batch, hidden). Its arguments are `widths`, the
+columns of both kinds of rows, `dim` of the tokens, `hidden`, `heads` of every attention and `dropout` of embedded rows.
 
 Source: Ito, Dan, Rigotti, Kozloski, Campbell 2024, arXiv:2401.15030; sizes follow IBM/gcog.
 """
@@ -106,7 +106,7 @@ class Recurrent(nn.Module):
     def forward(self, rule: Tensor, scene: Tensor, ends: Tensor) -> Tensor:
         whole = scene.flatten(1).unsqueeze(1).expand(-1, rule.shape[1], -1)
         given = self.input(torch.cat((rule, whole), -1))
-        state = given.new_zeros(len(given), self.state.in_features)
+        state = given.new_zeros(given.shape[0], self.state.in_features)
         for step, x in enumerate(given.unbind(1)):
             moved = self.state(state)
             if self.gated:
@@ -144,7 +144,7 @@ class SingleStream(nn.Module):
         )
         # Places count real rows, so that padding between program and scene changes nothing.
         places, cells = (torch.arange(part.shape[1], device=rule.device) for part in (rule, scene))
-        positions = torch.cat((places.expand(len(rule), -1), ends.unsqueeze(1) + 1 + cells), 1)
+        positions = torch.cat((places.expand(rule.shape[0], -1), ends.unsqueeze(1) + 1 + cells), 1)
         mask = torch.cat((places <= ends.unsqueeze(1), torch.ones_like(scene[..., 0], dtype=torch.bool)), 1)
         x = rows if self.embed is None else self.embed(rows)
         for block in self.blocks:
@@ -208,7 +208,7 @@ class CrossAttention(TwoStreams):
 
     def forward(self, rule: Tensor, scene: Tensor, ends: Tensor) -> Tensor:
         program, cells, mask = self.streams(rule, scene, ends)
-        zeros = program.new_zeros(len(program), 1, self.to_rule.query.in_features)
+        zeros = program.new_zeros(program.shape[0], 1, self.to_rule.query.in_features)
         latent = self.norm1(self.to_rule(zeros, program, mask))
         out: Tensor = self.norm2(self.to_scene(latent, cells) + latent).squeeze(1)
         return out
@@ -252,7 +252,7 @@ class Perceiver(TwoStreams):
 
     def forward(self, rule: Tensor, scene: Tensor, ends: Tensor) -> Tensor:
         program, cells, mask = self.streams(rule, scene, ends)
-        latents = program.new_zeros(len(program), LATENTS, self.to_rule.query.in_features)
+        latents = program.new_zeros(program.shape[0], LATENTS, self.to_rule.query.in_features)
         for attend, norm, mlp, context, there in (
             (self.to_rule, self.rule_norm, self.rule_mlp, program, mask),
             (self.to_scene, self.scene_norm, self.scene_mlp, cells, None),
