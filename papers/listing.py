@@ -21,6 +21,7 @@ NAMES = (
     "dual_cross_attention",
     "evit",
     "gates",
+    "gcog",
     "kiefer_generative_capsules",
     "lightning",
     "moh",

@@ -73,6 +73,14 @@ def test_its_reader_serves_what_the_facts_state_or_names_what_is_missing(info: D
             assert served.points is not None and served.pointers is not None and served.lengths is not None
             assert served.points.shape[2] == info.in_chans and (served.pointers.amax(1) <= served.lengths).all()
         return
+    if info.fields == ("rows", "labels"):
+        tables = load_splits(info.name, length=5, root=tmp_path, limit=20)
+        assert (len(tables.train), len(tables.test)) == (20, info.splits["test"])
+        assert len(tables.class_names) == info.num_classes
+        batch = tables.test.batch(torch.arange(3))
+        assert batch.rows is not None and batch.rows.shape[2] == info.in_chans
+        assert 0 <= int(batch.labels.min()) <= int(batch.labels.max()) < info.num_classes
+        return
     if info.files:
         scipy = "|scipy" if importlib.util.find_spec("scipy") is None else ""
         with pytest.raises(MereoError, match=f"was not found{scipy}"):

@@ -52,6 +52,9 @@ def run(words: list[str], command: str) -> None:
             raise UsageError(f"out is {options.out}, and continuations of texts are only printed; leave it out.")
         _continue(model, options, paths, source)
         return
+    if reads == "rows":
+        _questions(model, options, paths, source)
+        return
     if reads not in ("images", "points"):
         raise UsageError(f"weights are {str(source)!r}, of a network that reads {reads}; give one of images or text.")
     if options.prompt is not None:
@@ -122,6 +125,36 @@ def _recall(model: Any, options: PredictOptions, paths: Sequence[Path], source: 
         return
     for each in predictions:
         say(f"{each['path']}: {each['asked']} -> {each['answer']} ({100 * each['probability']:.1f} %)")
+
+
+def _questions(model: Any, options: PredictOptions, paths: Sequence[Path], source: Path) -> None:
+    """Print the answers to questions, and draw their scenes.
+
+    A question in words gets a scene of its own, drawn with the seed; a file states questions and scenes.
+    """
+    from mereo.data import Batch
+    from mereo.data.questions.files import read_questions
+    from mereo.data.questions.scenes import scene_for
+    from mereo.tasks import Questions
+
+    found = {str(path): read_questions(path) for path in paths}
+    if options.prompt is not None:
+        found["prompt"] = scene_for(options.prompt, options.seed)
+    task, out = Questions(), options.out or new_folder("predictions")
+    out.mkdir(parents=True, exist_ok=True)
+    predictions: list[dict[str, Any]] = []
+    for name, rows in found.items():
+        batch = Batch(rows=rows.to(next(model.parameters())))
+        answers, picture = task.answers(model, batch, options.top), out / f"{Path(name).stem}.png"
+        predictions += [{"path": name, **answer} for answer in answers]
+        task.draw(model, batch, batch, picture)
+        say(f"written: {picture}", file=sys.stderr)
+    if options.json:
+        say(json.dumps({"weights": str(source), "predictions": predictions}, indent=2))
+        return
+    for each in predictions:
+        share = 100 * each["scores"][each["answer"]]
+        say(f"{each['path']}: {each['question']} -> {each['answer']} ({share:.1f} %); it is {each['true']}")
 
 
 def _continue(model: Any, options: PredictOptions, paths: Sequence[Path], source: Path) -> None:

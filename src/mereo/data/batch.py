@@ -29,6 +29,7 @@ class Batch(NamedTuple):
         multi_hot: int64 (batch, classes), 1 for each label that an image has, else 0.
         values: float32 (batch, columns), the numbers that are predicted.
         pointers: int64 (batch, steps), 1 for the first point, 0 for the end of a sequence and -1 for padding.
+        rows: float32 (batch, rows, columns), a table of numbers for each sample.
     """
 
     images: Tensor = _ABSENT
@@ -44,6 +45,7 @@ class Batch(NamedTuple):
     pointers: Tensor | None = None
     multi_hot: Tensor | None = None
     values: Tensor | None = None
+    rows: Tensor | None = None
 
     @property
     def length(self) -> int:

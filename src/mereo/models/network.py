@@ -17,9 +17,9 @@ OUTPUT_KINDS = ("scores", "maps", "tokens", "embedding", "boxes", "pointers", "n
 """What a network gives for each input: a score for each class, (batch, classes); a map for each class, (batch, classes,
 height, width); scores of the next token at each place, (batch, tokens, vocabulary); a vector, (batch, dim); boxes with
 their scores; at each step a score for each choice, (batch, steps, choices); the noise of its input."""
-INPUT_KINDS = ("images", "tokens", "points")
-"""What a network reads: images (batch, channels, height, width), tokens int64 (batch, tokens), or sets of points
-(batch, points, coordinates)."""
+INPUT_KINDS = ("images", "tokens", "points", "rows")
+"""What a network reads: images (batch, channels, height, width), tokens int64 (batch, tokens), sets of points
+(batch, points, coordinates), or tables of numbers (batch, rows, columns)."""
 
 
 class NetworkConfig(dict[str, Any]):

@@ -6,6 +6,7 @@ from mereo.tasks.embedding import Embedding
 from mereo.tasks.language import Language
 from mereo.tasks.multilabel import Multilabel
 from mereo.tasks.pointers import Pointers
+from mereo.tasks.questions import Questions
 from mereo.tasks.recall import Recall
 from mereo.tasks.reconstruction import Reconstruction
 from mereo.tasks.regression import Regression
@@ -20,6 +21,7 @@ __all__ = [
     "Multilabel",
     "Objective",
     "Pointers",
+    "Questions",
     "Recall",
     "Reconstruction",
     "Regression",

@@ -11,15 +11,25 @@ WIDTH, SIDE, TITLE = 1.15, 1.05, 0.3
 
 
 def draw_images(
-    images: Tensor, titles: list[str], path: Path, columns: int = 8, wrong: list[bool] | None = None
+    images: Tensor,
+    titles: list[str],
+    path: Path,
+    columns: int = 8,
+    wrong: list[bool] | None = None,
+    side: float = SIDE,
 ) -> None:
-    """A grid of images (batch, channels, height, width) in [0, 1] with a title above each, red if it is wrong."""
-    rows = -(-len(images) // columns)
-    wide, high = fitted(images, SIDE)
-    figure, canvas = new_canvas(WIDTH * columns, rows * (high + TITLE))
+    """A grid of images (batch, channels, height, width) in [0, 1] with a title above each, red if it is wrong.
+
+    Args:
+        side: of the longer side of an image, in inches.
+    """
+    rows, width = -(-len(images) // columns), WIDTH - SIDE + side
+    wide, high = fitted(images, side)
+    title = max(TITLE, TITLE / 2 * max((text.count("\n") + 1 for text in titles), default=1))
+    figure, canvas = new_canvas(width * columns, rows * (high + title))
     for place, image in enumerate(images):
         row, column = divmod(place, columns)
-        middle, top = WIDTH * (column + 0.5), (rows - row) * (high + TITLE) - TITLE
+        middle, top = width * (column + 0.5), (rows - row) * (high + title) - title
         paste(canvas, image, middle - wide / 2, top, wide, high)
         red = wrong is not None and wrong[place]
         canvas.text(

@@ -12,6 +12,7 @@ from mereo.data.sets import (
     delaunay,
     digits,
     fashion_mnist,
+    gcog,
     glyphs,
     mnist,
     mqar,
@@ -27,7 +28,7 @@ from mereo.data.sets import (
 )
 
 __all__ = [
-    "DATASETS", "affnist", "cifar10", "convex_hull", "delaunay", "digits", "fashion_mnist", "find_dataset", "glyphs",
-    "is_dataset", "list_datasets", "mnist", "mqar", "multimnist", "pystdlib", "shape_masks", "shape_tags", "smallnorb",
-    "solids", "svhn", "tours", "turned_digits",
+    "DATASETS", "affnist", "cifar10", "convex_hull", "delaunay", "digits", "fashion_mnist", "find_dataset", "gcog",
+    "glyphs", "is_dataset", "list_datasets", "mnist", "mqar", "multimnist", "pystdlib", "shape_masks", "shape_tags",
+    "smallnorb", "solids", "svhn", "tours", "turned_digits",
 ]  # fmt: skip
