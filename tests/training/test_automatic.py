@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+import mereo
 from mereo.cli.main import main
 from mereo.cli.train import given_options
 from mereo.data.facts import COLOUR, TEXT, DataFacts
@@ -341,3 +342,14 @@ def test_a_folder_is_learned_with_no_option_and_the_run_repeats_from_its_folder(
         (tmp_path / f"runs/resnet14_64-photos{name}/results.csv").read_text().splitlines()[-1] for name in ("", "-2")
     )
     assert first.split(",")[:6] == second.split(",")[:6]
+
+
+def test_a_task_without_its_fields_is_refused_in_words(tmp_path):
+    for name in ("dark", "light"):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            Image.fromarray(np.eye(8, dtype=np.uint8)).save(tmp_path / name / f"{number}.png")
+    for task, words in (("multilabel", "several labels of an image"), ("regression", "--label-column")):
+        with pytest.raises(UsageError, match=words) as refused:
+            mereo.train(data=str(tmp_path), task=task, epochs=1)
+        assert "multi_hot" not in str(refused.value) and "another --task" in str(refused.value)
