@@ -25,6 +25,7 @@ from mereo.training.automatic import (
     batch_for,
     choose,
     epochs_of,
+    implied_task,
     rate_for,
     sides_for,
 )
@@ -353,3 +354,22 @@ def test_a_task_without_its_fields_is_refused_in_words(tmp_path):
         with pytest.raises(UsageError, match=words) as refused:
             mereo.train(data=str(tmp_path), task=task, epochs=1)
         assert "multi_hot" not in str(refused.value) and "another --task" in str(refused.value)
+
+
+def test_networks_are_compared_at_what_the_images_are_for(tmp_path, monkeypatch):
+    rows = ["image,age"]
+    for number in range(8):
+        Image.fromarray(np.eye(8, dtype=np.uint8)).save(tmp_path / f"{number}.png")
+        rows.append(f"{number}.png,{number + 0.5}")
+    (tmp_path / "table.csv").write_text("\n".join(rows))
+    assert implied_task(str(tmp_path / "table.csv"), None) == "regression"
+    assert implied_task("digits", None) is None and implied_task(str(tmp_path / "none.csv"), None) is None
+
+    def stop(texts, seeds, output, overrides, *_, **__):
+        raise UsageError(f"task {overrides.get('task')}")
+
+    monkeypatch.setattr("mereo.api.comparison.run_comparison", stop)
+    with pytest.raises(UsageError, match="task regression"):
+        mereo.compare(["resnet20"], data=tmp_path / "table.csv", quiet=True)
+    with pytest.raises(UsageError, match="task None"):
+        mereo.compare(["resnet20"], data="digits", quiet=True)
