@@ -308,7 +308,8 @@ def check_out(out: Path | None) -> None:
     if out is None or out.suffix.lower() == ".csv" or out.is_dir():
         return
     if out.is_file() or out.suffix.lower() in NO_FOLDERS:
-        raise UsageError(f"out is {out}, which is a file; give a folder, or a file that ends in .csv.")
+        what = "which is a file" if out.is_file() else "the name of a file"
+        raise UsageError(f"out is {out}, {what}; give a folder, or a file that ends in .csv.")
 
 
 def _check_out(out: Path, inputs: list[Path]) -> None:
