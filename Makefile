@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PINS ?= --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install pins test test-fast test-all test-newest test-oracles lint types imports docs docs-serve tutorials figures format freeze digits clean
+.PHONY: help demo install pins test test-fast test-all test-newest test-oracles lint types imports docs docs-serve tutorials figures format freeze digits counts clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -112,6 +112,9 @@ freeze: $(VENV)/.dev  ## update the frozen public names and options (add a line 
 
 digits: $(VENV)/.dev  ## regenerate the packaged digits from scikit-learn
 	$(BIN)/python tools/make_digits.py
+
+counts: $(VENV)/.dev  ## count the multiply-adds of all networks again, for `mereo models` (some three minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python tools/count_networks.py
 
 clean:  ## remove the environment and files left by tools (runs are kept)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist site

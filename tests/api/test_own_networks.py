@@ -143,3 +143,10 @@ def test_a_network_that_was_given_decides_what_its_layers_fix() -> None:
     assert _own_options(Fixed(), {}) == {"model": "own:Fixed", "in_chans": 3, "img_size": (16, 16)}
     network = made("torchvision")
     assert _own_options(network, {"in_chans": 3}) == {"model": "own:ResNet"}
+
+
+def test_a_network_that_states_no_size_is_tried_at_the_usual_ones() -> None:
+    network = nn.Sequential(nn.Conv2d(1, 2, 3, stride=2, padding=1), nn.Flatten(), nn.Linear(2 * 14 * 14, 3))
+    assert as_vision_model(network).image_shape == (1, 28, 28)
+    with pytest.raises(UsageError, match=r"\(1, 1, 224, 224\).*pretrained_cfg"):
+        as_vision_model(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(7, 3)))

@@ -89,6 +89,26 @@ def test_the_command_makes_a_folder_that_can_be_trained_on(tmp_path: Path, capsy
     assert str(target) in capsys.readouterr().err
 
 
+def test_damaged_images_are_named_and_left_out(tmp_path: Path) -> None:
+    data = write(tmp_path / "data", "voc")
+    damaged = data / "JPEGImages/0.png"
+    damaged.write_bytes(damaged.read_bytes()[:2000])
+    with pytest.warns(UserWarning, match=r"1 file in .*JPEGImages/0\.png"):
+        assert write_crops(data, tmp_path / "parts") == {"cat": 1}
+    (data / "JPEGImages/1.png").write_text("no image")
+    with pytest.raises(MereoError, match="2 files in"):
+        write_crops(data, tmp_path / "none")
+
+
+def test_grey_of_sixteen_bits_keeps_its_contrast(tmp_path: Path) -> None:
+    data = write(tmp_path / "data", "voc")
+    pixels = np.linspace(0, 65535, SIDE * SIDE).reshape(SIDE, SIDE).astype(np.uint16)
+    Image.fromarray(pixels).save(data / "JPEGImages/0.png")
+    write_crops(data, tmp_path / "parts")
+    part = np.asarray(Image.open(next((tmp_path / "parts").rglob("*0-0.png"))))
+    assert part.max() < 230 and len(np.unique(part)) > 50
+
+
 def test_what_cannot_be_cut_out_is_refused(tmp_path: Path) -> None:
     (tmp_path / "plain").mkdir()
     with pytest.raises(MereoError, match="plain"):

@@ -15,7 +15,7 @@ from PIL import Image
 from mereo.data import decode as decode_module
 from mereo.data.budget import Budget
 from mereo.data.conversion import change_channels, change_size, check_channels, fit_box
-from mereo.data.decode import decode
+from mereo.data.decode import decode, reason_of
 from mereo.errors import UsageError
 from pictures import picture
 
@@ -187,3 +187,9 @@ def test_deep_grey_does_not_depend_on_the_bands(mode: str, monkeypatch: pytest.M
     assert np.array_equal(whole, np.clip(np.rint(typed * (255 / full)), 0, 255))
     monkeypatch.setattr(decode_module, "_BAND", 20)
     assert np.array_equal(np.asarray(decode_module._to_8_bit(image)), whole)
+
+
+def test_the_reason_for_too_many_pixels_is_their_number() -> None:
+    with pytest.raises(Image.DecompressionBombError) as refused:
+        Image._decompression_bomb_check((30_000, 30_000))
+    assert reason_of(refused.value) == "900 million pixels, which is more than is read; make it smaller"

@@ -164,7 +164,7 @@ def test_a_class_of_broken_files_only_is_an_error(make_folder: MakeFolder) -> No
 @pytest.mark.parametrize(
     ("counts", "message"),
     [
-        (("train/cat=3", "train/dog=0", "test/cat=1"), "1 empty class folders, such as 'dog'"),
+        (("train/cat=3", "train/dog=0", "test/cat=1"), "1 class folder without images, such as 'dog'"),
         (("train/cat=3", "test/cat=1"), "one class only, 'cat'"),
         (("train/cat=0", "train/dog=0"), "no images of any class"),
         (("test/cat=3", "test/dog=1"), "no train folder"),

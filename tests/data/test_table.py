@@ -161,3 +161,11 @@ def test_a_name_of_two_images_or_of_none_is_refused(pictures: Path) -> None:
         load_splits(table, img_size=8)
     with pytest.raises(UsageError, match=r"none of its images exists, such as 'x'"):
         load_splits(write(pictures, "x,cat", "y,dog", head="image_id,label"), img_size=8)
+
+
+def test_two_columns_of_one_name_are_refused_where_they_are_read(pictures: Path) -> None:
+    rows = [f"{line}x,y" for line in listed(pictures)]
+    with pytest.raises(UsageError, match="more than one column 'label'"):
+        dataset_info(write(pictures, *rows, head="path,label,label,other"))
+    twice = write(pictures, *(f"{line},,y" for line in listed(pictures)), head="path,label,split,other,other")
+    assert dataset_info(twice).num_classes == 2

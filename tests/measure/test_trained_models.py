@@ -3,10 +3,14 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 import mereo
+from mereo.data import ImageSet
 from mereo.errors import UsageError
-from mereo.measure.trained_models import choose_data
+from mereo.inference.evaluate import evaluate
+from mereo.measure.trained_models import choose_data, match_names
+from mereo.tasks import get_task
 from mereo.training.config import TrainConfig
 
 
@@ -31,3 +35,20 @@ def test_not_even_a_run_folder_names_a_whole_disk(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="--data"):
         choose_data([stated(data)], [TrainConfig(data=data)], None)
+
+
+def test_masks_of_other_classes_are_refused_and_fewer_classes_are_not():
+    images = ImageSet(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), ("0", "1"))
+    network = mereo.create_model("unet_small", num_classes=3)
+    network.class_names = ("0", "1", "2")
+    assert match_names(images, network, "photos") is images
+    network.class_names = ("background", "object", "edge")
+    with pytest.raises(UsageError, match="background"):
+        match_names(images, network, "photos")
+
+
+def test_data_without_what_the_task_needs_are_refused_in_words():
+    network, classes = mereo.create_model("resnet8_64", num_classes=2), ("a", "b")
+    images = ImageSet(torch.zeros(2, 3, 64, 64, dtype=torch.uint8), torch.tensor([0, 1]), classes)
+    with pytest.raises(UsageError, match="several labels of an image"):
+        evaluate(network, images, task=get_task("multilabel")(class_names=classes))

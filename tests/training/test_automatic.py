@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+import mereo
 from mereo.cli.main import main
 from mereo.cli.train import given_options
 from mereo.data.facts import COLOUR, TEXT, DataFacts
@@ -24,6 +25,7 @@ from mereo.training.automatic import (
     batch_for,
     choose,
     epochs_of,
+    implied_task,
     rate_for,
     sides_for,
 )
@@ -341,3 +343,33 @@ def test_a_folder_is_learned_with_no_option_and_the_run_repeats_from_its_folder(
         (tmp_path / f"runs/resnet14_64-photos{name}/results.csv").read_text().splitlines()[-1] for name in ("", "-2")
     )
     assert first.split(",")[:6] == second.split(",")[:6]
+
+
+def test_a_task_without_its_fields_is_refused_in_words(tmp_path):
+    for name in ("dark", "light"):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            Image.fromarray(np.eye(8, dtype=np.uint8)).save(tmp_path / name / f"{number}.png")
+    for task, words in (("multilabel", "several labels of an image"), ("regression", "--label-column")):
+        with pytest.raises(UsageError, match=words) as refused:
+            mereo.train(data=str(tmp_path), task=task, epochs=1)
+        assert "multi_hot" not in str(refused.value) and "another --task" in str(refused.value)
+
+
+def test_networks_are_compared_at_what_the_images_are_for(tmp_path, monkeypatch):
+    rows = ["image,age"]
+    for number in range(8):
+        Image.fromarray(np.eye(8, dtype=np.uint8)).save(tmp_path / f"{number}.png")
+        rows.append(f"{number}.png,{number + 0.5}")
+    (tmp_path / "table.csv").write_text("\n".join(rows))
+    assert implied_task(str(tmp_path / "table.csv"), None) == "regression"
+    assert implied_task("digits", None) is None and implied_task(str(tmp_path / "none.csv"), None) is None
+
+    def stop(texts, seeds, output, overrides, *_, **__):
+        raise UsageError(f"task {overrides.get('task')}")
+
+    monkeypatch.setattr("mereo.api.comparison.run_comparison", stop)
+    with pytest.raises(UsageError, match="task regression"):
+        mereo.compare(["resnet20"], data=tmp_path / "table.csv", quiet=True)
+    with pytest.raises(UsageError, match="task None"):
+        mereo.compare(["resnet20"], data="digits", quiet=True)

@@ -18,7 +18,7 @@ from mereo.runtime.progress import Reporter
 from mereo.runtime.text import text_table
 from mereo.tasks import get_task
 from mereo.training.arguments import typed
-from mereo.training.automatic import show_setting
+from mereo.training.automatic import implied_task, show_setting
 from mereo.training.compare import comparison_folder
 from mereo.training.config import TrainConfig
 from mereo.training.families import SIDE, family_networks, upright_augmentation
@@ -120,7 +120,8 @@ def compare(
             a network, in resnet20. Each mechanism is compared with the same network alone, or with the first mechanism
             if there is no "none". Intervals over the seeds are then in place of further measurements.
         family: compare the smallest preset of each kind of network in it with plain networks of their size.
-        task: kind of prediction, which decides the metric.
+        task: kind of prediction, which decides the metric; by default classification, or what images without classes
+            are for.
         data, data_root: the data set or folder of images, and the folder of data sets.
         recipe: for networks that are not given as recipes themselves.
         plain: a plain network to compare with, "auto" for one of about the same size, or "none".
@@ -140,6 +141,8 @@ def compare(
     }  # fmt: skip
     given = {name: value for name, value in shared.items() if value is not None}
     check_positive(seeds=seeds, **{k: v for k, v in given.items() if k in ("epochs", "limit", "batch_size")})
+    if task is None and recipe is None and (implied := implied_task(given["data"], data_root)) is not None:
+        given["task"] = implied
     folder = comparison_folder(given["data"], output)
     check_name("data", folder)
     texts, say = [models] if isinstance(models, str) else list(models), Reporter(silent=quiet, output="stdout").say

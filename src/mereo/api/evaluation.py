@@ -30,7 +30,7 @@ from mereo.measure.trained_models import (
     TrainedModel,
     choose_data,
     load_trained_models,
-    match_classes,
+    match_names,
     read_split,
     run_config,
     short_names,
@@ -243,7 +243,7 @@ def _in_memory(
             images: Any = _on_arrays(network, data, label)
         else:
             images = read_split(network, config, name, data_root, split)
-            images = match_classes(images, network, name) if task_of(network).scores_classes else images
+            images = match_names(images, network, name)
         if limit is not None and limit < len(images):
             images = images.subset(stratified(images.strata, limit, seed)[1])
         placed = place(images, next(network.parameters()).device)

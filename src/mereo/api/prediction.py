@@ -30,6 +30,8 @@ from mereo.training.fingerprints import trained_on
 
 SHOWN, MOST_NUMBERS = 24, 8
 """Rows of a table in a notebook, and entries of a list in a cell."""
+NO_FOLDERS = (".png", ".jpg", ".jpeg", ".json", ".jsonl", ".tsv", ".txt", ".xlsx", ".html", ".pdf")
+"""Suffixes of files: nobody wants a folder whose name ends in one."""
 
 
 class Predictions(Sequence[Prediction]):
@@ -147,18 +149,22 @@ class Predictions(Sequence[Prediction]):
 
 def _short(values: Mapping[str, Any]) -> str:
     """Plain values on one line, numbers with four digits."""
-    return ", ".join(f"{name} {_rounded(value)}" for name, value in values.items())
+    nested = any(isinstance(value, dict | list) for value in values.values())
+    return ("; " if nested else ", ").join(f"{name} {_in_words(value)}" for name, value in values.items())
 
 
-def _rounded(value: Any) -> Any:
+def _in_words(value: Any) -> str:
+    """A value in a cell; of many entries the largest, or the first."""
     if isinstance(value, float):
-        return float(f"{value:.4g}")
+        return f"{value:.4g}"
     if isinstance(value, dict):
-        return {name: _rounded(entry) for name, entry in value.items()}
-    if isinstance(value, list):
-        shown = [_rounded(entry) for entry in value[:MOST_NUMBERS]]
-        return shown if len(value) <= MOST_NUMBERS else [*shown, f"... {len(value)} in all"]
-    return value
+        largest = sorted(value, key=lambda name: -value[name])[:MOST_NUMBERS]
+        entries = [f"{name} {_in_words(entry)}" for name, entry in value.items() if name in largest]
+    elif isinstance(value, list):
+        entries = [_in_words(entry) for entry in value[:MOST_NUMBERS]]
+    else:
+        return str(value)
+    return ", ".join([*entries, f"... {len(value)} in all"] if len(value) > MOST_NUMBERS else entries) or "none"
 
 
 @typed(
@@ -298,9 +304,12 @@ def _labels(model: VisionModel, wanted: str, files: Files) -> Tensor:
 
 
 def check_out(out: Path | None) -> None:
-    """UsageError for a file that is not a table (.csv)."""
-    if out is not None and out.is_file() and out.suffix.lower() != ".csv":
-        raise UsageError(f"out is {out}, which is a file; give a folder, or a file that ends in .csv.")
+    """UsageError for a file that is not a table (.csv), or a name that would be one."""
+    if out is None or out.suffix.lower() == ".csv" or out.is_dir():
+        return
+    if out.is_file() or out.suffix.lower() in NO_FOLDERS:
+        what = "which is a file" if out.is_file() else "the name of a file"
+        raise UsageError(f"out is {out}, {what}; give a folder, or a file that ends in .csv.")
 
 
 def _check_out(out: Path, inputs: list[Path]) -> None:

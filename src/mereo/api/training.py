@@ -94,6 +94,8 @@ def _with_tag(config: TrainConfig) -> TrainConfig:
 
 def _saved(source: Any, given: Mapping[str, Any]) -> TrainConfig:
     """The configuration of a file or of a run folder, which is also the name of the run to resume."""
+    if isinstance(source, nn.Module):
+        raise UsageError("config is a network; give it as model, such as mereo.train(model=network, data='photos').")
     if not isinstance(source, str | Path):
         raise UsageError(
             f"config is {type_of(source)}; give options by name, such as mereo.train(data='photos', epochs=10)."

@@ -53,9 +53,9 @@ def run(words: list[str], command: str) -> None:
 
 
 def _one_file(options: ExportOptions) -> None:
-    """Write one form to the file that `--out` names."""
+    """Write one form to the file that `--out` names; with `--preprocess` the ONNX file that takes pixels."""
     form, file = ONE_FILE[options.out.suffix], options.out
-    if (options.to != ExportOptions().to and options.to != (form,)) or options.preprocess:
+    if options.to not in (ExportOptions().to, (form,)):
         raise UsageError(f"out is {file}, one file of the form {form}; give a folder for other forms.")
     check_outputs("out", [file])
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def _one_file(options: ExportOptions) -> None:
 
 
 def _into_folder(options: ExportOptions, out: Path, file: Path | None = None) -> None:
-    """Write and check all forms in a folder; a single one is moved to `file` if that is given."""
+    """Write and check all forms in a folder; the last one is moved to `file` if that is given."""
     if out.is_file():
         raise UsageError(f"out is {out}, which is a file; give a folder, or a name that ends in {', '.join(ONE_FILE)}.")
     from mereo.export.forms import check_forms, output_files
@@ -101,8 +101,8 @@ def _into_folder(options: ExportOptions, out: Path, file: Path | None = None) ->
         _say(f"evaluating {len(images.test):,} test images of {images.name}, before and after")
         costs = _costs(model, source, exported, images.test, options.batch_size)
     if file is not None:
-        (only,) = exported
-        exported = [dataclasses.replace(only, path=only.path.replace(file), files=(file.name,))]
+        last = exported[-1]
+        exported = [dataclasses.replace(last, path=last.path.replace(file), files=(file.name,))]
     if options.json:
         document: dict[str, Any] = {"weights": str(source), "exported": [e.to_dict() for e in exported]}
         say(json.dumps(document | {"costs": [c.to_dict() for c in costs]}, indent=2))

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from mereo.models import ModelEntry
 
 Rows = list[dict[str, str]]
-LONGEST_WEIGHTS = 20
+_UNITS = {1e3: "k", 1e6: "M", 1e9: "G", 1e12: "T"}
+LONGEST_WEIGHTS = 15
 """Letters of names of bundled weights in the list of networks; of more their number is shown."""
 
 
 def _models() -> Rows:
     from mereo.models import MODELS
+    from mereo.models.multiply_adds import multiply_adds
     from mereo.models.pretrained import tags_of
 
     rows = []
@@ -37,6 +39,7 @@ def _models() -> Rows:
                 "output": module.output_kind,
                 "classes": "-" if module.outputs_argument is None else str(defaults[module.outputs_argument]),
                 "size": _size(entry.parameters),
+                "MACs": "" if (count := multiply_adds(name)) is None else _size(count),
                 "weights": ", ".join(tags_of(name)) or "-",
                 "source": entry.source,
                 **_names(entry),
@@ -53,16 +56,20 @@ def _kind(entry: "ModelEntry") -> str:
     return "capsules" if ".capsule" in entry.module.__module__ else "vision"
 
 
-def _size(parameters: int) -> str:
-    """A number of parameters, in thousands or millions."""
-    return f"{parameters / 1e3:,.0f} k" if parameters < 1e6 else f"{parameters / 1e6:,.1f} M"
+def _size(count: int) -> str:
+    """A number of parameters or multiply-adds to three digits, in thousands (k), millions, billions (G) or more."""
+    scale = next((unit for unit in (1e3, 1e6, 1e9) if count < 999.5 * unit), 1e12)
+    value = count / scale
+    digits = f"{value:.0f}" if scale == 1e3 or value >= 999.5 else f"{value:#.3g}".rstrip(".")
+    return f"{digits} {_UNITS[scale]}"
 
 
 def _short(row: dict[str, str]) -> dict[str, str]:
-    """A network in the list of many: on a line of 100 letters."""
+    """A network in the list of many, on a line of 100 letters: the kind says what a length counts."""
     weights = row["weights"]
     counted = f"{weights.count(',') + 1} sets" if len(weights) > LONGEST_WEIGHTS else weights
-    return {**{key: row[key] for key in ("name", "kind", "input", "size")}, "weights": counted}
+    short = {key: row[key] for key in ("name", "kind", "input", "size", "MACs")}
+    return {**short, "input": row["input"].removesuffix(f" {row['kind']}"), "weights": counted}
 
 
 def _names(entry: "ModelEntry") -> dict[str, str]:
@@ -190,7 +197,10 @@ def run(words: list[str], command: str) -> None:
     header = ["description" if name == "what" else name for name in shown[0]]
     print_table(header, [list(row.values()) for row in shown])
     if short:
-        say("\nsize: parameters; `mereo models NAME` shows source and arguments; networks of timm are timm:NAME")
+        say(
+            "\nsize: parameters; MACs: multiply-adds of one input, empty where its values decide how many"
+            "\n`mereo models NAME` shows source and arguments; networks of timm are timm:NAME"
+        )
     named = [row["name"] for row in chosen if options.pattern in _called(row)]
     if command == "models" and named:
         name = named[0]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor
 
 from mereo.data.contents import Contents, name_of, suffix_of
-from mereo.data.decode import FORMATS, is_grey
+from mereo.data.decode import FORMATS, is_grey, reason_of, to_mode
+from mereo.data.encoded import unreadable
 from mereo.data.image_ids import ImageFinder
 from mereo.data.names import split_of
 from mereo.data.trees import open_tree
@@ -189,18 +191,28 @@ def write_crops(source: Path, target: Path, *, least: int = 8) -> dict[str, int]
 
     Raises:
         UsageError: for a target with files.
-        MereoError: for a source without boxes, and for a damaged file.
+        MereoError: for a source without boxes, for a damaged file of boxes, and if no image can be read.
+
+    Warns:
+        UserWarning: with the names of images that cannot be read, which are left out.
     """
     from PIL import Image
     from torchvision.ops import clip_boxes_to_image, remove_small_boxes
 
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"out is {str(target)!r}, which has files; give a new folder.")
-    contents, counts = Contents(open_tree(source)), Counter[str]()
+    contents, counts, broken = Contents(open_tree(source)), Counter[str](), []
     for boxed in read_boxes(contents):
-        with contents.tree.open(boxed.image) as stream, Image.open(stream, formats=FORMATS) as opened:
-            # Boxes are in pixels of the file, before it is turned by its EXIF tag.
-            image = opened.convert("L" if is_grey(opened.mode) else "RGB")
+        try:
+            with contents.tree.open(boxed.image) as stream, Image.open(stream, formats=FORMATS) as opened:
+                # Boxes are in pixels of the file, before it is turned by its EXIF tag.
+                opened.load()
+                image = to_mode(opened, "L" if is_grey(opened.mode) else "RGB")
+        except MemoryError:
+            raise
+        except Exception as error:  # a broken file can make a decoder raise nearly anything
+            broken.append((boxed.image, reason_of(error)))
+            continue
         corners = boxed.boxes * torch.tensor([image.width, image.height] * 2) if boxed.relative else boxed.boxes
         corners = clip_boxes_to_image(corners.nan_to_num(), (image.height, image.width)).round()
         for number in remove_small_boxes(corners, least).tolist():
@@ -210,6 +222,10 @@ def write_crops(source: Path, target: Path, *, least: int = 8) -> dict[str, int]
             left, top, right, bottom = map(int, corners[number].tolist())
             image.crop((left, top, right, bottom)).save(folder / f"{stem}-{number}.png")
             counts[name] += 1
+    if broken and not counts:
+        raise MereoError(f"{unreadable(broken, f' in {source}')}. Repair them.")
+    if broken:
+        warnings.warn(f"{unreadable(broken, f' in {source}')}. Skipped.", UserWarning, stacklevel=2)
     if not counts:
         raise MereoError(f"{source} has no boxes of at least {least} pixels on images that are there; check its paths.")
     return dict(sorted(counts.items()))

@@ -1,5 +1,6 @@
 """One image file to uint8 pixels of a size, whatever its mode: bits, palette, alpha, 16 bit, float or CMYK."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -109,6 +110,8 @@ def reason_of(error: Exception) -> str:
         return "no such file"
     if isinstance(error, OSError) and error.errno is not None and error.strerror:
         return error.strerror.lower()
+    if "decompression bomb" in str(error) and (pixels := re.search(r"\d+", str(error))):
+        return f"{int(pixels[0]) / 1e6:,.0f} million pixels, which is more than is read; make it smaller"
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return "not an image" if reason.startswith("cannot identify image file") else reason
 

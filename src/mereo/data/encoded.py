@@ -20,6 +20,7 @@ from mereo.data.decode import Colours, decode, decode_pair, reason_of
 from mereo.data.raw import RawSplit, Read, Request
 from mereo.data.trees import Tree
 from mereo.errors import MereoError
+from mereo.runtime.text import counted
 
 _NAMED = 10
 _CHUNK, _TASK = 512, 8
@@ -186,13 +187,17 @@ class Source(RawSplit):
         """One line that lists the first few unreadable images, each with its reason."""
         if not broken:
             return
-        shown = "; ".join(f"{name} ({reason})" for name, reason in broken[:_NAMED])
-        more = f"; and {len(broken) - _NAMED} more" if len(broken) > _NAMED else ""
-        count = "1 file" if len(broken) == 1 else f"{len(broken)} files"
-        line = f"{count}{self.store.place} could not be read as images: {shown}{more}"
+        line = unreadable(broken, self.store.place)
         if strict or len(broken) == len(self):
             raise MereoError(f"{line}. Remove or repair them{', or leave out --strict' if strict else ''}.")
         warnings.warn(f"{line}. Skipped.", UserWarning, stacklevel=4)
+
+
+def unreadable(broken: Sequence[tuple[str, str]], place: str) -> str:
+    """A line with the first few files (name, reason) at a place, such as " in photos", that could not be read."""
+    shown = "; ".join(f"{name} ({reason})" for name, reason in broken[:_NAMED])
+    more = f"; and {len(broken) - _NAMED} more" if len(broken) > _NAMED else ""
+    return f"{counted(len(broken), 'file')}{place} could not be read as images: {shown}{more}"
 
 
 class FileSplit(Source):

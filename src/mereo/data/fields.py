@@ -21,7 +21,17 @@ FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "multi_hot": ("signed whole", ("classes",)),
     "values": ("floating", ("columns",)),
 }
+_IN_WORDS = {
+    "masks": "masks of the images",
+    "multi_hot": "several labels of an image, such as a table with beach;sunset in a cell",
+    "values": "numbers of each image, such as a table with --label-column and the name of their column",
+}
 _TOGETHER = (("boxes", "box_labels"), ("lengths", "tokens"))
+
+
+def field_in_words(field: str) -> str:
+    """What a field of a data set holds, for a message: the name of most says it."""
+    return _IN_WORDS.get(field, field)
 
 
 def _is(kind: str, dtype: torch.dtype) -> bool:

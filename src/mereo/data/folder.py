@@ -13,6 +13,7 @@ from mereo.data.set_aside import with_test
 from mereo.data.spelling import joined
 from mereo.data.trees import Tree
 from mereo.errors import UsageError
+from mereo.runtime.text import counted
 
 Classes = Mapping[str, Sequence[str]]
 """The files of each class."""
@@ -50,7 +51,8 @@ def class_layout(tree: Tree, splits: Mapping[str, Classes], evidence: str, *, ev
     empty = sorted(name for name, files in first.items() if not files)
     if empty and len(empty) < len(first):
         raise UsageError(
-            f"{tree.path} has {len(empty)} empty class folders, such as {empty[0]!r}; add images or remove them."
+            f"{tree.path} has {counted(len(empty), 'class folder')} without images, such as {empty[0]!r}; add images or"
+            " remove them."
         )
     sizes = {name: len(files) for part in splits.values() for name, files in part.items()}
     spelled = joined((name for name, count in sizes.items() for _ in range(max(count, 1))), tree.path)

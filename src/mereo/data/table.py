@@ -188,6 +188,9 @@ def _columns(
             raise UsageError(f"label_column is {lacking!r}, and the columns of {path} are {shown[:200]}.")
         one = options.label_column[0] if len(options.label_column) == 1 else ""
         found |= {"label": one, "mask": ""}
+    twice = next((name for name in (*found.values(), *options.label_column) if name and header.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"{path} has more than one column {twice!r}; rename or remove the others.")
     missing = None if found["path"] else "path"
     targets = find_targets(path, header, cells, found, options) if found["path"] else None
     if targets is not None or (found["path"] and len(options.label_column) > 1):

@@ -22,7 +22,7 @@ LEAST_NUMBERED = 0.02
 MOST_RULED = 32
 """Most cells along a side for which lines between cells are drawn; more lines would cover the picture."""
 LONGEST_NAME = 12
-LONGEST_TITLE = 26
+LONGEST_TITLE = 22
 
 
 def draw_image(axes: Any, image: Tensor) -> None:

@@ -45,8 +45,9 @@ def check_scores(model: VisionModel, outputs: Tensor) -> None:
     if kind != "scores" or not isinstance(outputs, Tensor) or outputs.dim() != 2:
         example = _EXAMPLES.get(kind, "lambda outputs: outputs.flatten(1).mean(1)")
         raise UsageError(
-            f"target is None, and {type(model).__name__} gives {kind}, not one score for each class, (batch, classes);"
-            f" give a function of its outputs to mereo.explain, such as target={example}."
+            f"target is None, and {type(model).__name__} gives {kind}, not one score for each class, (batch, classes),"
+            " which the command `mereo explain` draws; in Python, mereo.explain takes a function of the outputs, such"
+            f" as target={example}."
         )
     check_finite(outputs)
 

@@ -144,6 +144,7 @@ def evaluate(
         model.eval()
         for served in batches(split, batch_size, device, crop, rank, processes):
             batch = prepare_batch(served, cfg)
+            task.check(batch)
             outputs, count = _outputs(model, batch, task, autocast), entries(batch)
             value = totals.new_zeros(()) if loss is None else loss(outputs, batch)
             bad = torch.stack([~x.isfinite().flatten(1).all(1) for x in tree_leaves(outputs) if isinstance(x, Tensor)])

@@ -144,6 +144,20 @@ def match_classes(split: Images, model: VisionModel, data: str) -> Images:
     return ImageSet(split.images, places.to(split.labels.device)[split.labels], known)
 
 
+def match_names(split: Images, model: VisionModel, data: str) -> Images:
+    """The split with its classes in the order of the model's; UsageError for classes or masks that it does not have."""
+    task = task_of(model)
+    if task.scores_classes:
+        return match_classes(split, model, data)
+    known, given = model.class_names, split.class_names
+    if "masks" in task.requires and known and given != known[: len(given)]:
+        raise UsageError(
+            f"data is {data!r}, with the classes {', '.join(given[:5])}, and the model makes masks of"
+            f" {', '.join(known[:5])}; give masks of its classes."
+        )
+    return split
+
+
 def _resolved(data: str, root: str | None) -> Path:
     """The real path of data: relative to the working folder, or else to the root."""
     return (Path(data) if Path(data).exists() else data_root(root) / data).resolve()
@@ -267,7 +281,7 @@ def load_trained_models(
             if limit is not None and limit < len(images):
                 images = images.subset(stratified(images.strata, limit, seed)[1])
             read[key] = images
-        matched = match_classes(read[key], model, name) if task_of(model).scores_classes else read[key]
+        matched = match_names(read[key], model, name)
         placed = place(matched, chosen)
         trained.append(TrainedModel(label, source, model, placed, placed.class_names, name))
     return trained

@@ -63,6 +63,8 @@ class Network(WeightSources, nn.Module):
         default_loss: the loss it is trained with by default.
         usual_rate: the peak rate of AdamW that it is trained with, in batches of 32 and more, by default.
         has_capsules: whether its scores come from class capsules, which a method `capsules` returns.
+        counted_from_shapes: whether the operations of a pass follow from the shapes of its inputs; not so where the
+            values decide how many steps it takes.
         channels_last: whether its convolutions are faster on a CPU in channels-last memory. Images are then converted
             to it, whatever their layout, and the maps keep it; training also converts the filters of convolutions.
             `create_model` leaves them contiguous, as files of weights need them.
@@ -80,6 +82,7 @@ class Network(WeightSources, nn.Module):
     channels_last: ClassVar[bool] = False
     default_loss: ClassVar[str] = "cross_entropy"
     usual_rate: ClassVar[float] = 1e-3
+    counted_from_shapes: ClassVar[bool] = True
 
     num_classes: int = 0
     num_features: int

@@ -22,6 +22,7 @@ from mereo.core import added_losses
 from mereo.core.added_loss import loss_weights
 from mereo.data import Batch, Images
 from mereo.data.decode import VOID, nearest_places
+from mereo.data.fields import field_in_words
 from mereo.data.layout_options import LayoutOptions
 from mereo.errors import UsageError, unknown
 from mereo.models.network import Network
@@ -264,7 +265,8 @@ class Task(ABC):
         """UsageError unless a batch has the fields that the task requires."""
         for field in self.requires:
             if getattr(batch, field, None) is None:
-                raise UsageError(f"task is {self.name!r}, which needs {field}, and the data has none; use other data.")
+                needs = field_in_words(field)
+                raise UsageError(f"task is {self.name!r}, which needs {needs}, and the data has none; use other data.")
 
     def apply(self, model: nn.Module, batch: Batch) -> Any:
         """The outputs of a model in evaluation for a prepared batch."""

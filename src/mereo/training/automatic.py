@@ -192,6 +192,17 @@ def follow_task(config: TrainConfig, given: Collection[str]) -> TrainConfig:
     return config.replace(**{name: value for name, value in named.items() if name not in given})
 
 
+def implied_task(data: str, data_root: str | None) -> str | None:
+    """The task of images that have no classes, such as numbers or masks; None for images with classes, and for other
+    data."""
+    try:
+        fields = dataset_info(data, data_root, options=TrainConfig().layout._replace(follows=True)).fields
+    except UsageError:
+        return None
+    fitting = None if "labels" in fields else task_with(fields)
+    return None if fitting is None else fitting.name
+
+
 class Chooser:
     """Collects the values of the fields that are not given, each with its reason.
 

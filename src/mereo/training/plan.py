@@ -13,6 +13,7 @@ import torch
 from mereo.core.added_loss import weigh_losses
 from mereo.data import Augmentation, DatasetInfo, dataset_info
 from mereo.data.conversion import check_channels
+from mereo.data.fields import field_in_words
 from mereo.data.set_aside import test_fraction
 from mereo.errors import UsageError, unknown
 from mereo.inference.footprint import check_fits, step_bytes
@@ -198,8 +199,8 @@ def _check_fields(config: TrainConfig, task: type[Task], info: DatasetInfo) -> N
     lacking = next((field for field in task.requires if field not in info.fields), None)
     if lacking is not None:
         raise UsageError(
-            f"task is {task.name!r}, which needs {lacking}, and {config.data} has {', '.join(info.fields)}; use other"
-            " data."
+            f"task is {task.name!r}, which needs {field_in_words(lacking)}; {config.data} has"
+            f" {', '.join(info.fields)}: use other data or another --task."
         )
 
 

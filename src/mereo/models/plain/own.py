@@ -23,6 +23,8 @@ from mereo.surgery.insert import stated_shape
 
 SIDE = 224
 """Height and width of images for a network that states none."""
+OTHER_SIDES = (32, 64, 28, 96, 128, 256, 384)
+"""Sides that are tried where a network does not run at `SIDE`, such as one with a linear layer over all places."""
 _REMEDY = "set its pretrained_cfg, such as {'input_size': (3, 64, 64), 'mean': (0.5,) * 3, 'std': (0.25,) * 3}"
 
 
@@ -158,6 +160,17 @@ def _outputs(network: nn.Module, shape: tuple[int, int, int]) -> Any:
     return outputs[0] if isinstance(outputs, tuple) else outputs
 
 
+def _size_found(network: nn.Module, channels: int) -> tuple[int, int]:
+    """The first of the usual sizes of images at which a network that states none runs; else the first one."""
+    for side in (SIDE, *OTHER_SIDES):
+        try:
+            _outputs(network, (channels, side, side))
+        except Exception:  # a network of one's own may raise anything
+            continue
+        return side, side
+    return SIDE, SIDE
+
+
 def _count_outputs(network: nn.Module, shape: tuple[int, int, int]) -> int:
     """The number of scores; UsageError for a network that gives something else, or does not run."""
     name = type(network).__name__
@@ -221,7 +234,7 @@ def register_own(network: nn.Module, size: tuple[int, int] | None = None, name: 
         raise UsageError(f"model is a {type(network).__name__} without parameters; give a network.")
     stated, name = _stated(network), name or _free_name(network)
     channels, own_size = stated_shape(network)
-    shape = (channels, *(own_size or size or (SIDE, SIDE)))
+    shape = (channels, *(own_size or size or _size_found(network, channels)))
     outputs = _count_outputs(network, shape)
     classifier = f"network.{_classifier(network, outputs)}"
     first = next((each for each, module in network.named_modules() if isinstance(module, nn.Conv2d)), "")

@@ -121,6 +121,7 @@ class PointerNetwork(Network):
     output_kind: ClassVar[str] = "pointers"
     input_kind: ClassVar[str] = "points"
     outputs_argument: ClassVar[str | None] = None
+    counted_from_shapes: ClassVar[bool] = False
     registered_with_timm = False
 
     def __init__(
