@@ -17,7 +17,7 @@ class Batch(NamedTuple):
 
     Shapes:
         images: float32 (batch, channels, height, width) in [0, 1], augmented and not normalised.
-        labels: int64 (batch,), or (batch, objects) for images of several objects.
+        labels: int64 (batch,), or (batch, objects) for images of several objects; concepts of a sentence about regions.
         targets: float32 (batch, objects, channels, height, width) in [0, 1], what a decoder reconstructs per label.
         masks: int64 (batch, height, width), the class of each pixel; -1 is ignored.
         boxes: float32 (batch, most, 4), corners x0, y0, x1, y1 in pixels; rows without a box are 0.
@@ -26,6 +26,7 @@ class Batch(NamedTuple):
         lengths: int64 (batch,), the number of tokens or points that are not padding.
         pairs: int64 (batch,), a group number; samples with the same number belong together.
         points: float32 (batch, most, coordinates).
+        regions: float32 (batch, regions, features), of the attended regions of a scene: subject, object, maybe both.
         multi_hot: int64 (batch, classes), 1 for each label that an image has, else 0.
         values: float32 (batch, columns), the numbers that are predicted.
         pointers: int64 (batch, steps), 1 for the first point, 0 for the end of a sequence and -1 for padding.
@@ -42,6 +43,7 @@ class Batch(NamedTuple):
     pairs: Tensor | None = None
     points: Tensor | None = None
     pointers: Tensor | None = None
+    regions: Tensor | None = None
     multi_hot: Tensor | None = None
     values: Tensor | None = None
 

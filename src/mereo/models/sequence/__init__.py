@@ -8,3 +8,4 @@ import mereo.models.sequence.tnl  # noqa: F401
 from mereo.models.sequence.causal_transformer import CausalTransformer as CausalTransformer
 from mereo.models.sequence.pldr_llm import PLDRLLM as PLDRLLM
 from mereo.models.sequence.pointer_network import PointerNetwork as PointerNetwork
+from mereo.models.sequence.tensor_brain import TensorBrain as TensorBrain
