@@ -52,7 +52,7 @@ def run(words: list[str], command: str) -> None:
             raise UsageError(f"out is {options.out}, and continuations of texts are only printed; leave it out.")
         _continue(model, options, paths, source)
         return
-    if reads not in ("images", "points"):
+    if reads not in ("images", "points", "regions"):
         raise UsageError(f"weights are {str(source)!r}, of a network that reads {reads}; give one of images or text.")
     if options.prompt is not None:
         raise UsageError(f"prompt is {options.prompt!r}, and {source} reads {reads}; give {reads}.")

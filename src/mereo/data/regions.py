@@ -205,6 +205,18 @@ def _cut(canvas: Tensor, boxes: Tensor) -> Tensor:
     return seen.unflatten(1, (boxes.shape[1], SIDE)).flatten(2)
 
 
+def _pairs(labels: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Places of two images, of the same class with probability 1 / 3 and else of two classes: int64 (count,) each."""
+    order = labels.argsort(stable=True)
+    sizes = torch.bincount(labels)
+    first = torch.randint(len(labels), (count,), generator=generator)
+    size, start = sizes[labels[first]], (sizes.cumsum(0) - sizes)[labels[first]]
+    same = torch.rand(count, generator=generator) < 1 / 3
+    share = torch.rand(count, generator=generator, dtype=torch.float64)
+    place = (share * torch.where(same, size, len(labels) - size)).long()
+    return first, order[torch.where(same, start + place, place + size * (place >= start))]
+
+
 def picture_scenes(images: Tensor, labels: Tensor, count: int, seed: int, names: tuple[str, ...]) -> Scenes:
     """Pictures of two images; a third of them shows the same class twice, which is the relation then.
 
@@ -217,14 +229,7 @@ def picture_scenes(images: Tensor, labels: Tensor, count: int, seed: int, names:
         names: of the classes.
     """
     generator = torch.Generator().manual_seed(seed)
-    first = torch.randint(len(images), (count,), generator=generator)
-    keys = torch.rand(count, len(images), generator=generator) if count * len(images) < 2**24 else None
-    same = torch.rand(count, generator=generator) < 1 / 3
-    second = torch.empty_like(first)
-    for part in torch.arange(count).split(1024):
-        alike = labels[first[part]].unsqueeze(1) == labels
-        key = torch.rand(len(part), len(images), generator=generator) if keys is None else keys[part]
-        second[part] = key.masked_fill(alike != same[part].unsqueeze(1), -1).argmax(1)
+    first, second = _pairs(labels, count, generator)
     chosen, places = torch.stack((first, second), 1), _places(count, generator)
     same = labels[first] == labels[second]
     down, across = (places[:, 1] - places[:, 0]).unbind(1)

@@ -70,6 +70,7 @@ class TensorBrain(Network):
         bias: learn b; otherwise it is 0.
         order: "sop", subject, object, predicate; or "spo".
         relation: whether a third region, such as the union of both, is attended for the predicate.
+        feedback: write embeddings back into the representation; without, indices are read and change nothing.
         moments: how many scenes episodic memory holds.
 
     Shapes: regions (batch, 2, features), or 3 with `relation` -> logarithms of the probabilities (batch, measurements,
@@ -108,6 +109,7 @@ class TensorBrain(Network):
         bias: bool = False,
         order: str = "sop",
         relation: bool = False,
+        feedback: bool = True,
         moments: int = 64,
     ) -> None:
         super().__init__()
@@ -115,6 +117,7 @@ class TensorBrain(Network):
         check_count(classes=classes, attributes=attributes, hidden=hidden, moments=moments)
         check_choice("order", order, ORDERS)
         self._shape, self.num_features, self.order = (3 if relation else 2, features), dim, order
+        self.feedback = feedback
         sizes = {"entity": entities, "predicate": predicates, "class": classes, "attribute": attributes}
         unary = [name for name in ("class", "attribute") if sizes[name]]
         self.measured = (*TRIPLE, *(f"{part} {name}" for part in ("subject", "object") for name in unary))
@@ -150,7 +153,7 @@ class TensorBrain(Network):
         if inputs.shape[1:] != self._shape or inputs.dim() != 3 or not inputs.is_floating_point():
             raise UsageError(
                 f"regions are {inputs.dtype} of shape {tuple(inputs.shape)}; they must be floating point"
-                f" (batch, {self._shape[0]}, {self._shape[1]})."
+                f" (batch, {self._shape[0]}, {self._shape[1]}), or make the network with other features or relation."
             )
         views: Tensor = self.sense(inputs)
         return views
@@ -169,8 +172,8 @@ class TensorBrain(Network):
                 wrong &= column != -1
             if bool(wrong.any()):
                 raise UsageError(
-                    f"target holds {int(column[wrong][0])} as {name}; it must be from {first} to {last - 1}, the"
-                    f" concepts of that group{'' if mode == 'teacher' else ', or -1 for a free choice'}."
+                    f"target holds {int(column[wrong][0])} as {name}; it must be from {first} to {last - 1}, or make the"
+                    " network with as many entities and predicates as the data."
                 )
 
     def chain(
@@ -179,7 +182,7 @@ class TensorBrain(Network):
         mode: str = "argmax",
         target: Tensor | None = None,
         *,
-        feedback: bool = True,
+        feedback: bool | None = None,
         count: int = 1,
         generator: torch.Generator | None = None,
     ) -> Decoded:
@@ -190,11 +193,12 @@ class TensorBrain(Network):
             mode: "argmax" and "sample" choose a concept, "expected" feeds the mean embedding back, "teacher" follows
                 the target.
             target: given concepts, int64 (batch, measurements), -1 where the mode decides.
-            feedback: write the embedding back; without, indices change nothing.
+            feedback: write the embedding back; the network's own when None.
             count: the batch, if there are neither views nor target.
             generator: of the samples.
         """
         check_choice("mode", mode, MODES)
+        feedback = self.feedback if feedback is None else feedback
         if target is None and mode == "teacher":
             raise UsageError("target is None, and mode is 'teacher'; give the concepts to follow.")
         if target is not None:
@@ -246,7 +250,7 @@ class TensorBrain(Network):
         mode: str = "argmax",
         target: Tensor | None = None,
         *,
-        feedback: bool = True,
+        feedback: bool | None = None,
         generator: torch.Generator | None = None,
     ) -> Decoded:
         """Perception: the sentences for scenes; the arguments are explained at `chain`."""
@@ -272,7 +276,7 @@ class TensorBrain(Network):
         mode: str = "argmax",
         target: Tensor | None = None,
         *,
-        feedback: bool = True,
+        feedback: bool | None = None,
         generator: torch.Generator | None = None,
     ) -> Decoded:
         """Episodic memory: the sentences for remembered moments, int64 (batch,), without senses."""
@@ -343,6 +347,7 @@ _register(
     variants={
         "classes and attributes": {"classes": 2, "attributes": 3, "bias": True},
         "predicate second, of a region of its own": {"order": "spo", "relation": True, "hidden": 7},
+        "without feedback": {"feedback": False},
     },
 )
 _register(
