@@ -89,9 +89,13 @@ class Scenes(Images):
     def make_batch(self, indices: Tensor, options: BatchOptions) -> Batch:
         """The scenes at `indices`; there are no images to crop."""
         if options.augmentation is not None and options.augmentation.operations:
-            raise UsageError(f"augment is {options.augmentation.texts}, which changes images; leave it out for regions.")
+            raise UsageError(
+                f"augment is {options.augmentation.texts}, which changes images; leave it out for regions."
+            )
         chosen = indices[options.share].to(self.regions.device)
-        batch = Batch(regions=self.regions[chosen], labels=None if self.labels is None else self.labels[chosen])
+        batch = Batch(regions=self.regions[chosen])
+        if self.labels is not None:
+            batch = batch._replace(labels=self.labels[chosen])
         return batch.to(options.device or self.regions.device, non_blocking=True)
 
 
@@ -125,7 +129,9 @@ class World(NamedTuple):
         prototypes = torch.randn(entities, features, generator=generator)
         relations = torch.randint(predicates, (entities, entities), generator=generator)
         kinds = torch.randint(max(classes, 1), (entities,), generator=generator)
-        return cls(prototypes, relations, kinds, torch.randn(attributes, features, generator=generator), predicates, noise)
+        return cls(
+            prototypes, relations, kinds, torch.randn(attributes, features, generator=generator), predicates, noise
+        )
 
     def scenes(self, count: int, generator: torch.Generator, names: tuple[str, ...], *, classes: int) -> Scenes:
         """Subject and object drawn evenly, the predicate from the table or at random, and noisy features of both.
@@ -195,7 +201,7 @@ def _boxes(places: Tensor) -> Tensor:
 
 
 def _cut(canvas: Tensor, boxes: Tensor) -> Tensor:
-    """The pixels inside of boxes, resized to SIDE: (count, height, width), (count, boxes, 4) -> (count, boxes, pixels)."""
+    """Pixels inside of boxes, resized to SIDE: (count, height, width), (count, boxes, 4) -> (count, boxes, pixels)."""
     steps = (torch.arange(SIDE) + 0.5) / SIDE
     x = boxes[..., 0, None] + (boxes[..., 2] - boxes[..., 0])[..., None] * steps  # (count, boxes, SIDE)
     y = boxes[..., 1, None] + (boxes[..., 3] - boxes[..., 1])[..., None] * steps
@@ -279,7 +285,7 @@ class NamedScenes(NamedTuple):
 
 
 def read_scenes(path: Path) -> NamedScenes:
-    """The scenes of a file .npz, under the name regions, or .npy: (regions, features) or (scenes, regions, features)."""
+    """The scenes of a file: .npz with regions, or .npy; (regions, features) or (scenes, regions, features)."""
     if path.suffix.lower() not in (".npz", ".npy"):
         raise UsageError(f"{path} is not a file of regions; give .npz with an array regions, or .npy.")
     try:

@@ -66,7 +66,7 @@ def _features(axes: Any, scene: Tensor, sentence: Sequence[Word], limit: float) 
         strip = axes.inset_axes((x - 0.18, 0.14, 0.36, 0.14))
         columns = -(-len(features) // 3)
         padded = torch.nn.functional.pad(features, (0, 3 * columns - len(features)))
-        strip.imshow(padded.view(3, columns), cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
+        strip.imshow(padded.view(3, columns).numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
         strip.set(xticks=[], yticks=[])
     arrow = {"arrowstyle": "-|>", "color": predicate.colour, "connectionstyle": "arc3,rad=-0.35", "lw": 1.6}
     axes.annotate("", (_PLACES[1][0], 0.72), (_PLACES[0][0], 0.72), arrowprops=arrow)
@@ -85,9 +85,14 @@ def _picture(axes: Any, scene: Tensor, sentence: Sequence[Word], side: int) -> N
         box = (features[-4:] * wide).round().long().clamp(0, wide - side).tolist()
         left, top = box[0], box[1]
         canvas[top : top + side, left : left + side] = features[: side * side].view(side, side)
-        frame = {"edgecolor": word.colour, "facecolor": "none", "lw": 1.5, "ls": "-" if tag == "subject" else "--"}
+        frame: dict[str, Any] = {
+            "edgecolor": word.colour,
+            "facecolor": "none",
+            "lw": 1.5,
+            "ls": "-" if tag == "subject" else "--",
+        }
         view.add_patch(Rectangle((left - 0.5, top - 0.5), side, side, **frame))
-    view.imshow(canvas, cmap="gray_r", vmin=0, vmax=1)
+    view.imshow(canvas.numpy(), cmap="gray_r", vmin=0, vmax=1)
     view.set(xticks=[], yticks=[])
     x = (0.18, 0.5, 0.82)
     for place, word in zip(x, sentence, strict=True):

@@ -1,7 +1,7 @@
 """Pictures of two small images, and which of them is left of the other, above it, or of the same class.
 
-The regions of a picture are the two images and the smallest box around both, each as 8 x 8 pixels and a box. Pictures are
-generated from a seed and the images of another data set, such as digits or fashion_mnist.
+The regions of a picture are the two images and the smallest box around both, each as 8 x 8 pixels and a box. Pictures
+are generated from a seed and the images of another data set, such as digits or fashion_mnist.
 """
 
 from functools import partial

@@ -32,7 +32,7 @@ def configure(
     noise: float = 1.5, train: int = 20000, seed: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """Options: numbers of entities (12), predicates (5), classes and attributes (0) to name, features of a region (24),
-    standard deviation of the noise (1.5), number of training scenes (20000), seed of prototypes, table and scenes (0)."""
+    standard deviation of the noise (1.5), training scenes (20000), seed of prototypes, table and scenes (0)."""
     check_count(1, entities=entities, predicates=predicates, features=features, train=train)
     check_count(classes=classes, attributes=attributes)
     check_not_negative(noise=noise)

@@ -1,4 +1,4 @@
-"""The Tensor Brain: regions of a scene become a sentence of subject, predicate and object; also memories without senses.
+"""The Tensor Brain: regions of a scene become a sentence of subject, predicate and object; memories without senses.
 
 Source: Tresp, Sharifzadeh, Konopatzki, Ma 2020, arXiv:2001.11027. Only its abstract was available: this is a
 reconstruction from it and from the operations of the follow-up arXiv:2109.13392, not the authors' network.
@@ -122,7 +122,8 @@ class TensorBrain(Network):
         unary = [name for name in ("class", "attribute") if sizes[name]]
         self.measured = (*TRIPLE, *(f"{part} {name}" for part in ("subject", "object") for name in unary))
         """Names of the measurements, in the order of `Decoded.chosen`."""
-        starts, start = dict[str, int](), 0
+        start = 0
+        starts: dict[str, int] = {}
         for name, size in sizes.items():
             starts[name], start = start, start + size
         self.num_classes = start
@@ -203,11 +204,15 @@ class TensorBrain(Network):
             raise UsageError("target is None, and mode is 'teacher'; give the concepts to follow.")
         if target is not None:
             self._check_target(target, mode)
-            if views is not None and len(target) != len(views):
-                raise UsageError(f"target has {len(target)} rows and regions {len(views)}; give one row for each scene.")
-        like, size = self.recall_state.weight, count if target is None else len(target)
-        hidden = like.new_zeros(size if views is None else len(views), self.update.out_features)
-        chosen, shares, states = dict[int, Tensor](), dict[int, Tensor](), dict[int, Tensor]()
+            if views is not None and target.shape[0] != views.shape[0]:
+                raise UsageError(
+                    f"target has {target.shape[0]} rows and regions {views.shape[0]}; give one for each scene."
+                )
+        like, size = self.recall_state.weight, count if target is None else target.shape[0]
+        hidden = like.new_zeros(size if views is None else views.shape[0], self.update.out_features)
+        chosen: dict[int, Tensor] = {}
+        shares: dict[int, Tensor] = {}
+        states: dict[int, Tensor] = {}
         for part in self.order:
             measured, view = self._attended(part)
             state = self.recall_state(hidden)
@@ -260,7 +265,7 @@ class TensorBrain(Network):
 
     @torch.no_grad()
     def remember(self, regions: Tensor) -> Tensor:
-        """Store each scene as a new moment, one shot: a_t = g(v). Nothing else changes. -> int64 (batch,), its times."""
+        """Store scenes as new moments, once: a_t = g(v). Nothing else changes. -> their times, int64 (batch,)."""
         first, room = int(self.stored), len(self.moments)
         if first + len(regions) > room:
             raise UsageError(
@@ -284,13 +289,11 @@ class TensorBrain(Network):
             raise UsageError(f"times are {times.dtype} of shape {tuple(times.shape)}; they must be int64 (batch,).")
         if len(times) and not 0 <= int(times.min()) <= int(times.max()) < int(self.stored):
             raise UsageError(
-                f"times are from {int(times.min())} to {int(times.max())}; {int(self.stored)} moments are stored, from 0."
+                f"times are from {int(times.min())} to {int(times.max())}; {int(self.stored)} moments are stored."
             )
         return self.chain(self.moments[times], mode, target, feedback=feedback, generator=generator)
 
-    def imagine(
-        self, count: int, prior: Tensor | None = None, *, generator: torch.Generator | None = None
-    ) -> Decoded:
+    def imagine(self, count: int, prior: Tensor | None = None, *, generator: torch.Generator | None = None) -> Decoded:
         """Semantic memory: sample sentences without senses, (count, ...).
 
         Args:

@@ -61,7 +61,9 @@ class IndexFeedback(nn.Module):
     def scores(self, states: Tensor) -> Tensor:
         """z: (..., dim) -> (..., concepts)."""
         if states.shape[-1:] != self.columns.shape[1:]:
-            raise UsageError(f"states are {tuple(states.shape)}; their last axis must be dim = {self.columns.shape[1]}.")
+            raise UsageError(
+                f"states are {tuple(states.shape)}; their last axis must be dim = {self.columns.shape[1]}."
+            )
         return nn.functional.linear(states.sigmoid(), self.columns, self.bias)
 
     def shares(self, states: Tensor, mask: Tensor | None = None) -> Tensor:
