@@ -71,7 +71,7 @@ class TripleTensor(nn.Module):
         return triples
 
     def facts(self) -> Tensor:
-        """Probability that each triple is a fact, for binary facts: sigmoid(theta), (entities, predicates, entities)."""
+        """Probability that each triple is a fact, sigmoid(theta): (entities, predicates, entities)."""
         return self.table().sigmoid()
 
     def log_shares(self, triples: Tensor, slot: str) -> Tensor:

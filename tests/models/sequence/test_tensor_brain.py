@@ -144,7 +144,7 @@ def test_a_scene_that_was_seen_once_is_recalled_exactly(form: str) -> None:
         model.remember(first[:1])
     with pytest.raises(UsageError, match="times are from 0 to 8; 8 moments are stored"):
         model.recall(torch.tensor([0, 8]))
-    with pytest.raises(UsageError, match="times are torch.float32"):
+    with pytest.raises(UsageError, match=r"times are torch\.float32"):
         model.recall(torch.zeros(1))
 
 
@@ -238,7 +238,7 @@ def test_wrong_inputs() -> None:
     with pytest.raises(UsageError, match=r"regions are torch.float64 of shape \(4, 3, 5\); .* \(batch, 2, 5\)"):
         model(torch.zeros(4, 3, 5, dtype=torch.float64))
     regions = scenes(model, 2)
-    with pytest.raises(UsageError, match="target holds 4 as subject; it must be from 0 to 3"):
+    with pytest.raises(UsageError, match="target holds 4 as subject; it must be 0 to 3"):
         model.decode(regions, "teacher", torch.tensor([[4, 4, 0], [0, 4, 0]]))
     with pytest.raises(UsageError, match="target holds -1 as object"):
         model.decode(regions, "teacher", torch.tensor([[0, 4, -1], [0, 4, 0]]))

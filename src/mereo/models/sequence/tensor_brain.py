@@ -173,7 +173,7 @@ class TensorBrain(Network):
                 wrong &= column != -1
             if bool(wrong.any()):
                 raise UsageError(
-                    f"target holds {int(column[wrong][0])} as {name}; it must be from {first} to {last - 1}, or make the"
+                    f"target holds {int(column[wrong][0])} as {name}; it must be {first} to {last - 1}, or make the"
                     " network with as many entities and predicates as the data."
                 )
 
