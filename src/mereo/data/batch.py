@@ -26,9 +26,9 @@ class Batch(NamedTuple):
         lengths: int64 (batch,), the number of tokens or points that are not padding.
         pairs: int64 (batch,), a group number; samples with the same number belong together.
         points: float32 (batch, most, coordinates).
-        regions: float32 (batch, regions, features), of the attended regions of a scene: subject, object, maybe both.
         multi_hot: int64 (batch, classes), 1 for each label that an image has, else 0.
         values: float32 (batch, columns), the numbers that are predicted.
+        regions: float32 (batch, regions, features), of the attended regions of a scene: subject, object, maybe both.
         pointers: int64 (batch, steps), 1 for the first point, 0 for the end of a sequence and -1 for padding.
     """
 
@@ -43,9 +43,9 @@ class Batch(NamedTuple):
     pairs: Tensor | None = None
     points: Tensor | None = None
     pointers: Tensor | None = None
-    regions: Tensor | None = None
     multi_hot: Tensor | None = None
     values: Tensor | None = None
+    regions: Tensor | None = None
 
     @property
     def length(self) -> int:
