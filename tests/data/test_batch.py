@@ -20,6 +20,7 @@ FIELDS = {
     "pointers": torch.tensor([[1, 0]] * 4),
     "multi_hot": torch.tensor([[1, 0, 1]] * 4),
     "values": torch.rand(4, 2),
+    "regions": torch.rand(4, 2, 5),
 }
 
 
