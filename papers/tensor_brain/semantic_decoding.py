@@ -21,8 +21,8 @@ from papers.common.settings import Settings
 STEPS, BATCH, RATE, NOISE, FEATURES = 3000, 128, 3e-3, 1.5, 24
 SIZES = (12, 5, 0, 0)
 NOISES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
-PICTURES, PICTURE_STEPS, SHOWN = 20000, 3000, 18
-TABLE, TABLE_STEPS, TABLE_RATE, RANK, IMAGINED = (4, 3, 4), 1000, 0.02, 4, 20000
+PICTURES, PICTURE_STEPS, SHOWN = 20000, 1500, 18
+TABLE, TABLE_STEPS, TABLE_RATE, RANK, IMAGINED = (4, 3, 4), 600, 0.02, 4, 20000
 TESTED = 2000
 SENTENCES, JOINT = "sentences.png", "joint.png"
 PARTS = ("subject", "predicate", "object")

@@ -38,6 +38,10 @@ def test_a_group_competes_alone() -> None:
     whole = index.shares(states) * group
     torch.testing.assert_close(index.shares(states, group), whole / whole.sum(-1, keepdim=True))
     assert (index.shares(states, group)[..., ~group[0]] == 0).all()
+    span = slice(2, 5)
+    part = index.shares(states)[..., span]
+    torch.testing.assert_close(index.shares(states, span=span), part / part.sum(-1, keepdim=True))
+    torch.testing.assert_close(index.expected(states, part, span), states + part @ index.columns[2:5])
 
 
 def test_a_zero_column_changes_nothing_and_identical_columns_are_equally_probable() -> None:

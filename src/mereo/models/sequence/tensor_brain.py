@@ -2,7 +2,7 @@
 
 Source: Tresp, Sharifzadeh, Konopatzki, Ma 2020, arXiv:2001.11027. Only its abstract was available: this is a
 reconstruction from it and from the operations of the follow-up arXiv:2109.13392, not the authors' network.
-Cost: 2 r (f + 2 w + 2 K) + 2 w^2 FLOPs for each measurement of one of K concepts; triples are never enumerated.
+Cost: 2 r (f + 2 w + |I|) + 2 w^2 FLOPs for each measurement in a group I; other groups are not scored, nor triples.
 """
 
 from functools import partial
@@ -76,7 +76,7 @@ class TensorBrain(Network):
     Shapes: regions (batch, 2, features), or 3 with `relation` -> logarithms of the probabilities (batch, measurements,
         concepts) along its own decisions.
 
-    Reads as: `index.coupling`, couplings[b, 0, 0, k], is the probability of concept k in one measurement.
+    Reads as: `index.coupling`, couplings[b, 0, 0, k], is the probability of concept k of the group that is measured.
 
     Deviates: the paper's equations are not available. The order, the form of the working memory, the start of the
         embeddings and one column of a moment for each region are ours; V has a bias, from which imagination starts.
@@ -93,7 +93,6 @@ class TensorBrain(Network):
 
     moments: Tensor
     stored: Tensor
-    groups: Tensor
 
     def __init__(
         self,
@@ -136,9 +135,6 @@ class TensorBrain(Network):
         self.recall_state = nn.Linear(memory, dim)
         self.update = nn.Linear(dim + memory, memory)
         self.index = IndexFeedback(dim, self.num_classes, bias=bias)
-        places = torch.arange(self.num_classes)
-        groups = torch.stack([(places >= first) & (places < last) for first, last in self.spans])
-        self.register_buffer("groups", groups, persistent=False)
         self.register_buffer("moments", torch.zeros(moments, self._shape[0], dim))
         self.register_buffer("stored", torch.zeros((), dtype=torch.int64))
 
@@ -220,16 +216,18 @@ class TensorBrain(Network):
                 state = views[:, view] + state
             for place in measured:
                 states[place] = state
-                shares[place] = share = self.index.shares(state.unsqueeze(1), self.groups[place : place + 1]).squeeze(1)
+                first, last = self.spans[place]
+                share = self.index.shares(state.unsqueeze(1), span=slice(first, last)).squeeze(1)
+                shares[place] = nn.functional.pad(share, (first, self.num_classes - last))
                 if mode == "sample":
-                    made = torch.multinomial(share.float(), 1, generator=generator).squeeze(1)
+                    made = first + torch.multinomial(share.float(), 1, generator=generator).squeeze(1)
                 else:
-                    made = share.argmax(1)
+                    made = first + share.argmax(1)
                 if target is not None:
                     made = torch.where(target[:, place] >= 0, target[:, place], made)
                 chosen[place] = made
                 if feedback and mode == "expected":
-                    state = self.index.expected(state, share)
+                    state = self.index.expected(state, share, slice(first, last))
                 elif feedback:
                     state = self.index.feed_back(state, made)
             hidden = self.update(torch.cat((state, hidden), -1)).tanh()

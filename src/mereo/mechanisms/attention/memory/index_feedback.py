@@ -2,7 +2,7 @@
 
 Source: Tresp, Sharifzadeh, Konopatzki, Ma 2020, arXiv:2001.11027; its equations were not available, and the operations
 follow its abstract and the follow-up of the same authors, arXiv:2109.13392.
-Cost: 4 r K FLOPs for a state of size r and K concepts.
+Cost: 4 r K FLOPs for a state of size r and K concepts that compete.
 """
 
 import torch
@@ -58,26 +58,30 @@ class IndexFeedback(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_concepts)) if bias else None
         self.coupling = Coupling("senders")
 
-    def scores(self, states: Tensor) -> Tensor:
-        """z: (..., dim) -> (..., concepts)."""
+    def scores(self, states: Tensor, span: slice = slice(None)) -> Tensor:
+        """z of all concepts, or of a span of them: (..., dim) -> (..., concepts)."""
         if states.shape[-1:] != self.columns.shape[1:]:
             raise UsageError(
                 f"states are {tuple(states.shape)}; their last axis must be dim = {self.columns.shape[1]}."
             )
-        return nn.functional.linear(states.sigmoid(), self.columns, self.bias)
+        bias = None if self.bias is None else self.bias[span]
+        return nn.functional.linear(states.sigmoid(), self.columns[span], bias)
 
-    def shares(self, states: Tensor, mask: Tensor | None = None) -> Tensor:
-        """P: (batch, states, dim), mask bool (batch or 1, concepts) -> (batch, states, concepts)."""
+    def shares(self, states: Tensor, mask: Tensor | None = None, span: slice = slice(None)) -> Tensor:
+        """P among the concepts of a mask or a span, the others of which are not scored.
+
+        Shapes: states (batch, states, dim), mask bool (batch or 1, concepts) -> (batch, states, concepts of the span).
+        """
         group = None if mask is None else mask[:, None, None]
-        return self.coupling(self.scores(states).unsqueeze(1), group).squeeze(1)
+        return self.coupling(self.scores(states, span).unsqueeze(1), group).squeeze(1)
 
     def feed_back(self, states: Tensor, chosen: Tensor) -> Tensor:
         """q + a_k for the chosen concepts: (..., dim), int64 (...) -> (..., dim)."""
         return states + nn.functional.embedding(chosen, self.columns)
 
-    def expected(self, states: Tensor, shares: Tensor) -> Tensor:
-        """q + sum_k P(k) a_k: (..., dim), (..., concepts) -> (..., dim)."""
-        return states + shares @ self.columns
+    def expected(self, states: Tensor, shares: Tensor, span: slice = slice(None)) -> Tensor:
+        """q + sum_k P(k) a_k: (..., dim), (..., concepts of the span) -> (..., dim)."""
+        return states + shares @ self.columns[span]
 
     def forward(self, states: Tensor, mask: Tensor | None = None) -> Tensor:
         return self.expected(states, self.shares(states, mask))
