@@ -79,17 +79,18 @@ def test_wrong_options() -> None:
         Triples().objective(model, TrainConfig(label_smoothing=0.1))
 
 
+@pytest.mark.long
 def test_a_run_learns_predicts_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without noise, three entities and a sure table: subjects and objects are read off after few steps."""
     data = "tensor_brain_scenes:entities=3,predicates=2,features=5,noise=0.1,train=640"
     config = TrainConfig().replace(
-        task="triples", model="tensor_brain", model_args=SMALL, epochs=12, lr=2e-2, batch_size=64, data=data,
+        task="triples", model="tensor_brain", model_args=SMALL, epochs=8, lr=2e-2, batch_size=64, data=data,
         output=str(tmp_path), tensorboard=False, device="cpu",
     )  # fmt: skip
     train(config)
     (run,) = tmp_path.iterdir()
     capsys.readouterr()
-    test = load_splits(data, length=2).test.batch(torch.arange(50))
+    test = load_splits(data, length=2).test.batch(torch.arange(12))
     assert test.regions is not None
     np.savez(tmp_path / "seen.npz", regions=test.regions.numpy())
     words = ["predict", str(tmp_path / "seen.npz"), "--weights", str(run), "--out", str(tmp_path / "drawn"), "--json"]
@@ -98,10 +99,10 @@ def test_a_run_learns_predicts_and_draws(tmp_path: Path, capsys: pytest.CaptureF
     names = load_splits(data, length=2).class_names
     for place, part in ((0, "subject"), (2, "object")):
         right = [row[part] == names[concept] for row, concept in zip(rows, test.labels[:, place].tolist(), strict=True)]
-        assert sum(right) >= 48
+        assert sum(right) >= 11
     with (tmp_path / "drawn" / "predictions.csv").open(encoding="utf-8-sig") as file:
         table = list(csv.DictReader(file))
-    assert [row["scene"] for row in table] == [row["path"] for row in rows] == [f"seen-{n}" for n in range(50)]
+    assert [row["scene"] for row in table] == [row["path"] for row in rows] == [f"seen-{n}" for n in range(12)]
     assert [row["predicate"] for row in table] == [row["predicate"] for row in rows]
     assert (tmp_path / "drawn" / "predictions.png").stat().st_size
     assert (run / "samples_test.png").stat().st_size and (run / "samples_train.png").stat().st_size
