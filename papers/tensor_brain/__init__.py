@@ -10,7 +10,7 @@ PAPER = Paper(
             "What does an index that writes its embedding back add to reading scenes, and what do memories keep?",
             "arXiv:2001.11027, a proposal without numbers; scenes and protocol are ours",
             "papers.tensor_brain.semantic_decoding",
-            frozenset({"seeds", "images"}),
+            frozenset({"seeds", "images", "variants"}),
             smallest={"seeds": 1, "images": 20},
             constants={"STEPS": 3, "PICTURE_STEPS": 2, "TABLE_STEPS": 3, "IMAGINED": 200, "PICTURES": 200},
         ),

@@ -13,6 +13,7 @@ from torch import Tensor
 import mereo
 from mereo.data import Batch, load_splits
 from mereo.data.regions import World, concept_names
+from mereo.errors import check_choice
 from mereo.generative.triple_tensor import KINDS, TripleTensor
 from mereo.pictures import new_figure, save_figure
 from mereo.tasks.scene_pictures import Word, draw_scenes
@@ -30,10 +31,11 @@ PARTS = ("subject", "predicate", "object")
 
 def run(settings: Settings) -> dict[str, Any]:
     """Tables of accuracies, of recall and of the joint of imagined sentences, and a picture of scenes and joints."""
-    made: dict[str, Any] = {"tables": {}, "notes": [], "pictures": [SENTENCES, JOINT]}
-    _scenes(settings, made)
-    _pictures(settings, made)
-    _joint(settings, made)
+    made: dict[str, Any] = {"tables": {}, "notes": [], "pictures": []}
+    works = {"scenes": _scenes, "pictures": _pictures, "joint": _joint}
+    for part in settings.variants or tuple(works):
+        check_choice("variants", part, works)
+        works[part](settings, made)
     return made
 
 
@@ -124,6 +126,7 @@ def _pictures(settings: Settings, made: dict[str, Any]) -> None:
         if feedback:
             _draw(model, test.pick(slice(0, SHOWN)), splits.class_names, settings.folder / SENTENCES)
     made["tables"]["Pictures of two digits"] = rows
+    made["pictures"].append(SENTENCES)
 
 
 def _shuffled(train: Any) -> Any:
@@ -195,6 +198,7 @@ def _joint(settings: Settings, made: dict[str, Any]) -> None:
     made["tables"]["The joint of 4 x 3 x 4 triples"] = rows
     made["notes"].append(f"chi-square of {IMAGINED:,} samples against the joint of the model, 47 degrees of freedom")
     _draw_joints(joints, settings.folder / JOINT)
+    made["pictures"].append(JOINT)
 
 
 def _used(name: str, parameter: Tensor) -> int:
