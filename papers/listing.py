@@ -39,6 +39,7 @@ NAMES = (
     "sparse_capsules",
     "sparsifiner",
     "spectformer",
+    "tensor_brain",
     "unified_view",
 )
 """The folders of the papers."""

@@ -81,6 +81,13 @@ def test_its_reader_serves_what_the_facts_state_or_names_what_is_missing(info: D
         assert batch.rows is not None and batch.rows.shape[2] == info.in_chans
         assert 0 <= int(batch.labels.min()) <= int(batch.labels.max()) < info.num_classes
         return
+    if info.fields == ("regions", "labels"):
+        scenes = load_splits(info.name, length=2, root=tmp_path, limit=20)
+        assert (len(scenes.train), len(scenes.test)) == (20, info.splits["test"])
+        seen = scenes.test.batch(torch.arange(3))
+        assert {name for name, value in seen._asdict().items() if value is not None} == set(info.fields)
+        assert len(scenes.class_names) == info.num_classes and int(seen.labels.max()) < info.num_classes
+        return
     if info.files:
         scipy = "|scipy" if importlib.util.find_spec("scipy") is None else ""
         with pytest.raises(MereoError, match=f"was not found{scipy}"):

@@ -21,6 +21,7 @@ FIELDS = {
     "multi_hot": torch.tensor([[1, 0, 1]] * 4),
     "values": torch.rand(4, 2),
     "rows": torch.rand(4, 3, 2),
+    "regions": torch.rand(4, 2, 5),
 }
 
 

@@ -97,7 +97,7 @@ def check_reads(model: Network, path: Path, kinds: tuple[str, ...]) -> None:
         raise UsageError(f"weights are {str(path)!r}, {reads}; this command is for {' and '.join(kinds)}.")
 
 
-def trained_network(model: Any, device: str = "auto", *, points: bool = False, images: Any = None) -> Trained:
+def trained_network(model: Any, device: str = "auto", *, sets: bool = False, images: Any = None) -> Trained:
     """A network for images, and where its weights are from.
 
     Args:
@@ -105,7 +105,7 @@ def trained_network(model: Any, device: str = "auto", *, points: bool = False, i
             your own; what `mereo.train` or `load_weights` returned; a fitted `mereo.ImageClassifier`; or None for the
             newest run, else the bundled digits.
         device: to run on; with "auto" a network stays where it is.
-        points: accept a network that reads points too.
+        sets: accept a network that reads points or regions too.
         images: what the network is used on; a network without a stated size gets the size of tensors and arrays.
     """
     source: Path | None = None
@@ -116,13 +116,13 @@ def trained_network(model: Any, device: str = "auto", *, points: bool = False, i
     elif hasattr(model, "model_") and isinstance(model.model_, nn.Module):
         model = model.model_
     if model is None or isinstance(model, str | Path):
-        trained = load_weights(fit("model", model, Path | None), device, ready=True, images=not points)
-        check_reads(trained.model, trained.source, ("images", "points"))
+        trained = load_weights(fit("model", model, Path | None), device, ready=True, images=not sets)
+        check_reads(trained.model, trained.source, ("images", "points", *(("regions",) if sets else ())))
         return trained
     model = getattr(model, "_orig_mod", model)
     if isinstance(model, nn.Module) and not isinstance(model, Network | FeatureMaps):
         model = _given(model, images)
-    if getattr(model, "input_kind", None) not in ("images", *(("points",) if points else ())):
+    if getattr(model, "input_kind", None) not in ("images", *(("points", "regions") if sets else ())):
         raise UsageError(f"model is {_what(model)}; give a run folder, a weight file, or a network for images.")
     if device != "auto":
         model = model.to(choose_device(device))

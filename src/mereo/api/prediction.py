@@ -11,11 +11,12 @@ from torch import Tensor
 from mereo.api.display import html_table
 from mereo.api.images import Files, as_files, thumbnail
 from mereo.api.networks import Trained, trained_network
+from mereo.data.regions import scenes_of
 from mereo.errors import UsageError, check_positive
 from mereo.files import check_name, check_outputs, reading, starts_with
 from mereo.inference.answer_report import DOCUMENT, output_files, prediction_rows, write_answers
 from mereo.inference.labelled import UNKNOWN, FolderAnswers, answer_folder, folder_labels
-from mereo.inference.point_predictions import predict_points, sets_of
+from mereo.inference.point_predictions import predict_sets, sets_of
 from mereo.inference.predict import Prediction, class_names, describe_outputs, report_unreadable, task_of
 from mereo.inference.predict import predict as predict_files
 from mereo.inference.spreadsheet import write_table
@@ -193,7 +194,8 @@ def predict(
             for the newest run.
         images: paths, folders or patterns; PIL images; arrays (height, width, channels) or a batch of them, uint8 or in
             [0, 1]; tensors (channels, height, width) or a batch of them; or a list of any of these. For a network that
-            reads points, their files (.csv, .json, .npz), arrays (n, 2) or (sets, n, 2), or a list of these.
+            reads points, their files (.csv, .json, .npz), arrays (n, 2) or (sets, n, 2), or a list of these; for one
+            that reads regions, files (.npz, .npy) or arrays (scenes, regions, features).
         top: classes of a prediction, the highest score first.
         labels: whether the names of folders are labels: if they are names of classes, always, or never.
         out: folder for tables, pictures and masks, or a file that ends in .csv for the table only, with masks in a
@@ -210,11 +212,11 @@ def predict(
     predictions[0].scores       # of the three best classes, highest first
     """
     check_positive(top=top, batch_size=batch_size)
-    trained = trained_network(model, device, points=True, images=images)
-    if trained.model.input_kind == "points":
+    trained = trained_network(model, device, sets=True, images=images)
+    if (reads := trained.model.input_kind) != "images":
         if unused := [name for name, given in {"tta": tta, "five_crop": five_crop}.items() if given]:
-            raise UsageError(f"{unused[0]} is set, and {trained.source} reads points; leave it out.")
-        return _of_points(trained, images, top, None if out is None else Path(out), batch_size)
+            raise UsageError(f"{unused[0]} is set, and {trained.source} reads {reads}; leave it out.")
+        return _of_sets(trained, images, top, None if out is None else Path(out), batch_size)
     network = mean_over_views(trained.model, tta=tta, five_crop=five_crop)
     classifies, target = task_of(network).scores_classes, None if out is None else Path(out)
     for name, given in {"labels": labels == "folders", "tta": tta, "five_crop": five_crop}.items():
@@ -249,12 +251,14 @@ def predict(
     return predictions
 
 
-def _of_points(trained: Trained, points: Any, top: int, out: Path | None, batch_size: int) -> Predictions:
-    """The predictions of a network that reads points, written into a folder if there is one."""
+def _of_sets(trained: Trained, sets: Any, top: int, out: Path | None, batch_size: int) -> Predictions:
+    """The predictions of a network that reads points or regions, written into a folder if there is one."""
     if out is not None:
         _check_out_of_task(out, task_of(trained.model))
-    items, written = predict_points(trained.model, sets_of(points), out, top=top, batch_size=batch_size)
-    predictions = Predictions(items, trained.source, what="set")
+    of_regions = trained.model.input_kind == "regions"
+    found = scenes_of(sets) if of_regions else sets_of(sets)._replace(pointers=None)
+    items, written = predict_sets(trained.model, found.names, found.as_split(), out, top=top, batch_size=batch_size)
+    predictions = Predictions(items, trained.source, what="scene" if of_regions else "set")
     predictions.written = written
     return predictions
 

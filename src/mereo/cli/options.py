@@ -47,11 +47,13 @@ class PredictOptions:
       mereo predict photos/test --weights runs/mspcaps_tiny-photos --tta --out answers
       mereo predict --weights runs/tnl_tiny-pystdlib --prompt 'def __init__(self' --length 200
       mereo predict points.csv --weights runs/pointer_network_small-convex_hull
+      mereo predict regions.npz --weights runs/tensor_brain-tensor_brain_scenes
     """
 
     images: tyro.conf.Positional[tuple[str, ...]] = ()
     """Image files, folders, patterns, or tables (.csv) of paths and labels; for a network that reads tokens, text
-    files to continue, and for one that reads points, files of points (.csv, .json, .npz)."""
+    files to continue, for one that reads points, files of points (.csv, .json, .npz), and for one that reads regions,
+    files of them (.npz, .npy)."""
     weights: Path | None = None
     """Weight file, run folder, or bundled weights such as mspcaps_tiny.mnist (listed by `mereo models`). By
     default the newest run, or mspcaps_tiny.mnist if there is no run."""

@@ -17,7 +17,7 @@ class Batch(NamedTuple):
 
     Shapes:
         images: float32 (batch, channels, height, width) in [0, 1], augmented and not normalised.
-        labels: int64 (batch,), or (batch, objects) for images of several objects.
+        labels: int64 (batch,), or (batch, objects) for images of several objects; concepts of a sentence about regions.
         targets: float32 (batch, objects, channels, height, width) in [0, 1], what a decoder reconstructs per label.
         masks: int64 (batch, height, width), the class of each pixel; -1 is ignored.
         boxes: float32 (batch, most, 4), corners x0, y0, x1, y1 in pixels; rows without a box are 0.
@@ -28,6 +28,7 @@ class Batch(NamedTuple):
         points: float32 (batch, most, coordinates).
         multi_hot: int64 (batch, classes), 1 for each label that an image has, else 0.
         values: float32 (batch, columns), the numbers that are predicted.
+        regions: float32 (batch, regions, features), of the attended regions of a scene: subject, object, maybe both.
         pointers: int64 (batch, steps), 1 for the first point, 0 for the end of a sequence and -1 for padding.
         rows: float32 (batch, rows, columns), a table of numbers for each sample.
     """
@@ -46,6 +47,7 @@ class Batch(NamedTuple):
     multi_hot: Tensor | None = None
     values: Tensor | None = None
     rows: Tensor | None = None
+    regions: Tensor | None = None
 
     @property
     def length(self) -> int:

@@ -19,6 +19,7 @@ from mereo.generative.probabilistic_image_capsules import (
 )
 from mereo.generative.template_renderer import TemplateRenderer
 from mereo.generative.toy import toy_routing
+from mereo.generative.triple_tensor import TripleTensor
 from mereo.generative.von_mises_fisher import VonMisesFisher
 from mereo.mechanisms.attention import top_down_attention
 
@@ -40,6 +41,7 @@ __all__ = [
     "ProbabilisticImageCapsules",
     "TemplateRenderer",
     "TreeSample",
+    "TripleTensor",
     "VonMisesFisher",
     "infer",
     "invert",

@@ -1,4 +1,4 @@
-"""Predictions of a network that reads points: for files of sets, and for sets in memory."""
+"""Predictions of a network that reads points or regions: for files, and for arrays in memory."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from mereo.data import Images
 from mereo.data.point_files import NamedSets, in_unit_square, read_sets
 from mereo.data.pointing import check_points
 from mereo.errors import UsageError, type_of
@@ -39,19 +40,26 @@ def sets_of(points: Any) -> NamedSets:
 
 
 @torch.inference_mode()
-def predict_points(
-    model: VisionModel, points: NamedSets, folder: Path | None = None, *, top: int = 3, batch_size: int = 64
+def predict_sets(
+    model: VisionModel,
+    names: Sequence[str],
+    split: Images,
+    folder: Path | None = None,
+    *,
+    top: int = 3,
+    batch_size: int = 64,
 ) -> Written:
-    """Predict sets of points, and write what the task writes, if there is a folder.
+    """Predict sets of points or regions, and write what the task writes, if there is a folder.
 
     Args:
         model: whose weights name the task that it was trained for.
-        points: of one file or several.
+        names: of the sets.
+        split: the sets, without labels.
         folder: of the predictions, made if it does not exist.
         top: as in `mereo.inference.predict.predict`.
         batch_size: sets at a time.
     """
-    task, device, split = task_of(model), next(model.parameters()).device, points._replace(pointers=None).as_split()
+    task, device = task_of(model), next(model.parameters()).device
     with evaluating(model):
         kept = [
             tree_map_only(Tensor, Tensor.cpu, task.kept(task.apply(model, batch)))
@@ -59,9 +67,9 @@ def predict_points(
         ]
         outputs = joined(kept)
         rows = describe_outputs(model, outputs, top)
-        predictions = [Prediction(Path(name), values) for name, values in zip(points.names, rows, strict=True)]
+        predictions = [Prediction(Path(name), values) for name, values in zip(names, rows, strict=True)]
         if folder is None:
             return Written(predictions, [])
         drawn = split.batch(torch.arange(min(len(split), task.most_drawn)), device=device)
-        files = write_outputs(model, outputs, predictions, points.names, [], drawn, folder)
+        files = write_outputs(model, outputs, predictions, names, [], drawn, folder)
     return Written(predictions, files)

@@ -154,7 +154,7 @@ def is_csv(out: Path) -> bool:
 
 def table_header(task: Task) -> tuple[str, ...]:
     """The columns of a table of predictions."""
-    what = "image" if "images" in task.input_kinds else "set"
+    what = {"images": "image", "regions": "scene"}.get(task.input_kinds[0], "set")
     return what, *(() if task.file_column is None else (task.file_column,)), *task.cell_names
 
 

@@ -11,6 +11,7 @@ from mereo.tasks.recall import Recall
 from mereo.tasks.reconstruction import Reconstruction
 from mereo.tasks.regression import Regression
 from mereo.tasks.segmentation import Segmentation
+from mereo.tasks.triples import Triples
 
 __all__ = [
     "TASKS",
@@ -27,6 +28,7 @@ __all__ = [
     "Regression",
     "Segmentation",
     "Task",
+    "Triples",
     "get_task",
     "list_tasks",
     "register_task",

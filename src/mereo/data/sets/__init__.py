@@ -17,18 +17,20 @@ from mereo.data.sets import (
     mnist,
     mqar,
     multimnist,
+    picture_relations,
     pystdlib,
     shape_masks,
     shape_tags,
     smallnorb,
     solids,
     svhn,
+    tensor_brain_scenes,
     tours,
     turned_digits,
 )
 
 __all__ = [
     "DATASETS", "affnist", "cifar10", "convex_hull", "delaunay", "digits", "fashion_mnist", "find_dataset", "gcog",
-    "glyphs", "is_dataset", "list_datasets", "mnist", "mqar", "multimnist", "pystdlib", "shape_masks", "shape_tags",
-    "smallnorb", "solids", "svhn", "tours", "turned_digits",
+    "glyphs", "is_dataset", "list_datasets", "mnist", "mqar", "multimnist", "picture_relations", "pystdlib",
+    "shape_masks", "shape_tags", "smallnorb", "solids", "svhn", "tensor_brain_scenes", "tours", "turned_digits",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Associative memories: states that settle among stored patterns, one file a mechanism."""
+"""Memories: states that settle among stored patterns or activate concepts, one file a mechanism."""
 
 from mereo.mechanisms.attention.memory.associative_memory import (
     MEMORIES,
@@ -10,6 +10,7 @@ from mereo.mechanisms.attention.memory.associative_memory import (
 from mereo.mechanisms.attention.memory.hopfield import HopfieldAttention
 from mereo.mechanisms.attention.memory.hopfield_lookup import HopfieldLookup
 from mereo.mechanisms.attention.memory.hopfield_pooling import HopfieldPooling
+from mereo.mechanisms.attention.memory.index_feedback import IndexFeedback
 from mereo.mechanisms.attention.memory.separation import SEPARATIONS, Separation
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "HopfieldAttention",
     "HopfieldLookup",
     "HopfieldPooling",
+    "IndexFeedback",
     "Separation",
     "associative_memory",
     "energy",
