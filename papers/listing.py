@@ -30,6 +30,7 @@ NAMES = (
     "pldr_llm",
     "pointer_network",
     "probabilistic_capsules",
+    "probabilistic_optimisation",
     "rcmha",
     "routing_transformer",
     "sea",
