@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from mereo.training.studies import Study
 
 NAMES = (
+    "aaren",
     "ar_capsnet",
     "cait",
     "capsule_table",
@@ -35,10 +36,12 @@ NAMES = (
     "routing_transformer",
     "sea",
     "shvit",
+    "sigma_reparam",
     "single_attention_layer",
     "sparse_capsules",
     "sparsifiner",
     "spectformer",
+    "tensor_attention",
     "unified_view",
 )
 """The folders of the papers."""

@@ -1,0 +1,121 @@
+"""Match3 by one layer: is there a pair of other tokens whose sum with this one is 0 modulo a number?
+
+Sequences in which a token would be needed twice are left out, so that a token by itself tells nothing. Layers of tensor
+attention and of attention to single tokens have the same width, the same embedding and the same read-out.
+"""
+
+import math
+import statistics
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mereo.mechanisms.attention import MultiHeadAttention, TensorAttention
+from mereo.pictures import new_figure, save_figure
+from papers.common.settings import Settings
+
+MODULUS, TOKENS, DIM, HEADS = 31, 8, 16, 4
+BATCH, RATE, STEPS, TESTED = 64, 3e-3, 250, 4000
+"""Steps of an epoch, and sequences of the test."""
+EPOCHS, WARMUP = 12, 100
+PICTURE = "match_three.png"
+LAYERS = {"tensor attention": TensorAttention, "attention": MultiHeadAttention}
+
+
+def sums(tokens: Tensor) -> Tensor:
+    """Whether i, j and k sum to 0: bool (batch, tokens, tokens, tokens)."""
+    whole: Tensor = tokens[:, :, None, None] + tokens[:, None, :, None] + tokens[:, None, None, :]
+    return whole % MODULUS == 0
+
+
+def sequences(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Tokens, int64 (count, tokens), and whether each is part of a triple, bool; no triple has a token twice."""
+    place = torch.arange(TOKENS)
+    i, j, k = place[:, None, None], place[None, :, None], place[None, None, :]
+    twice, kept, found = (i == j) | (i == k) | (j == k), list[Tensor](), 0
+    while found < count:
+        drawn = torch.randint(MODULUS, (20 * count, TOKENS), generator=generator)
+        kept.append(drawn[~(sums(drawn) & twice).flatten(1).any(1)])
+        found += len(kept[-1])
+    tokens = torch.cat(kept)[:count]
+    return tokens, sums(tokens).flatten(2).any(2)
+
+
+class OneLayer(nn.Module):
+    """x + layer(norm(x)) between an embedding of angles and a read-out: int64 (batch, tokens) -> (batch, tokens)."""
+
+    def __init__(self, layer: str) -> None:
+        super().__init__()
+        angles = 2 * math.pi * torch.arange(MODULUS)[:, None] * torch.arange(1, DIM // 2 + 1) / MODULUS
+        self.embedding = nn.Embedding.from_pretrained(torch.cat((angles.cos(), angles.sin()), 1), freeze=False)
+        self.norm, self.layer = nn.LayerNorm(DIM), LAYERS[layer](DIM, HEADS)
+        self.head = nn.Sequential(nn.LayerNorm(DIM), nn.Linear(DIM, 2 * DIM), nn.GELU(), nn.Linear(2 * DIM, 1))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        scores: Tensor = self.head(x + self.layer(self.norm(x)))
+        return scores.squeeze(-1)
+
+
+@torch.inference_mode()
+def balanced_accuracy(model: nn.Module, tokens: Tensor, wanted: Tensor) -> float:
+    """The mean of the shares of both answers that are right; 0.5 for any answer that ignores the tokens."""
+    found = torch.cat([model(part) > 0 for part in tokens.split(500)])
+    return statistics.mean((found == wanted)[wanted == answer].double().mean().item() for answer in (True, False))
+
+
+def train(layer: str, seed: int, epochs: int, settings: Settings) -> list[float]:
+    """The balanced accuracy after each epoch."""
+    torch.manual_seed(seed)
+    model, draws, steps = OneLayer(layer), torch.Generator().manual_seed(seed), epochs * STEPS
+    optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
+    test = sequences(TESTED, torch.Generator().manual_seed(1000))
+    curve = []
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * min(1, (step + 1) / WARMUP) * (1 + math.cos(math.pi * step / steps)) / 2
+        tokens, wanted = sequences(BATCH, draws)
+        loss = F.binary_cross_entropy_with_logits(model(tokens), wanted.float())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % STEPS == STEPS - 1:
+            curve.append(balanced_accuracy(model, *test))
+            settings.say(f"{layer}, seed {seed}: epoch {len(curve)}/{epochs}, balanced accuracy {curve[-1]:.3f}")
+    return curve
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """A table of the accuracies and their curves."""
+    epochs = settings.epochs or EPOCHS
+    curves = {name: [train(name, seed, epochs, settings) for seed in range(settings.seeds)] for name in LAYERS}
+    rows = []
+    for name, found in curves.items():
+        last = [100 * curve[-1] for curve in found]
+        rows.append(
+            {
+                "layer": name,
+                "parameters": sum(p.numel() for p in OneLayer(name).parameters()),
+                "balanced accuracy %": statistics.mean(last),
+                "least": min(last),
+                "most": max(last),
+            }
+        )
+    figure = new_figure(5, 3.2)
+    axes = figure.subplots()
+    for (name, found), colour in zip(curves.items(), ("#1971c2", "#e8590c"), strict=True):
+        for number, curve in enumerate(found):
+            steps = [STEPS * (epoch + 1) for epoch in range(epochs)]
+            axes.plot(steps, curve, color=colour, marker=".", label=name if number == 0 else None)
+    axes.axhline(0.5, color="#868e96", linestyle="--", label="chance")
+    axes.set(xlabel="steps", ylabel="balanced accuracy", ylim=(0.4, 1.02))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    save_figure(figure, settings.folder / PICTURE)
+    return {
+        "tables": {f"{TOKENS} tokens modulo {MODULUS}, {epochs * STEPS:,} steps, {settings.seeds} seeds": rows},
+        "notes": [f"One layer of width {DIM}, {HEADS} heads, {BATCH} new sequences a step, Adam at {RATE:g}."],
+        "pictures": [PICTURE],
+    }
