@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import mereo
 from mereo.data import load_splits
 from mereo.data.images import Images
+from mereo.measure.attention_entropy import attention_entropy
 from mereo.pictures import new_figure, save_figure
 from papers.common.settings import Settings
 
@@ -42,11 +43,6 @@ class Look(NamedTuple):
     entropies: list[float]
 
 
-def entropy(couplings: Tensor) -> Tensor:
-    """-sum_j a_j log a_j, the mean over all but the last axis: (..., senders) -> ()."""
-    return torch.special.entr(couplings).sum(-1).mean()
-
-
 def make(name: str, channels: int, classes: int, seed: int) -> nn.Module:
     """A network without norms whose weights all have the spectral norm 1."""
     torch.manual_seed(seed)
@@ -72,7 +68,7 @@ def look(model: nn.Module, test: Images, step: int) -> Look:
         scores = model(standardised(batch.images))
     model.train()
     loss, right = F.cross_entropy(scores, batch.labels).item(), (scores.argmax(1) == batch.labels).double().mean()
-    found = [entropy(trace[name]).item() for name in trace]
+    found = [attention_entropy(trace[name]).mean().item() for name in trace]
     return Look(step, loss if math.isfinite(loss) else math.inf, right.item(), found)
 
 

@@ -1,7 +1,7 @@
-"""Match3 by one layer: is there a pair of other tokens whose sum with this one is 0 modulo a number?
+"""Match3 by one layer: do a token of a second group and one of a third sum with this one to 0 modulo a number?
 
-Sequences in which a token would be needed twice are left out, so that a token by itself tells nothing. Layers of tensor
-attention and of attention to single tokens have the same width, the same embedding and the same read-out.
+Single tokens, and pairs of tokens of two groups, are independent of the answer. Tensor attention and attention to single
+tokens have the same width, the same embedding and the same read-out.
 """
 
 import math
@@ -16,7 +16,8 @@ from mereo.mechanisms.attention import MultiHeadAttention, TensorAttention
 from mereo.pictures import new_figure, save_figure
 from papers.common.settings import Settings
 
-MODULUS, TOKENS, DIM, HEADS = 31, 8, 16, 4
+MODULUS, GROUP, DIM, HEADS = 13, 3, 16, 4
+"""The number, tokens of each of the three groups, and width and heads of the layer."""
 BATCH, RATE, STEPS, TESTED = 64, 3e-3, 250, 4000
 """Steps of an epoch, and sequences of the test."""
 EPOCHS, WARMUP = 12, 100
@@ -24,38 +25,31 @@ PICTURE = "match_three.png"
 LAYERS = {"tensor attention": TensorAttention, "attention": MultiHeadAttention}
 
 
-def sums(tokens: Tensor) -> Tensor:
-    """Whether i, j and k sum to 0: bool (batch, tokens, tokens, tokens)."""
-    whole: Tensor = tokens[:, :, None, None] + tokens[:, None, :, None] + tokens[:, None, None, :]
-    return whole % MODULUS == 0
-
-
 def sequences(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Tokens, int64 (count, tokens), and whether each is part of a triple, bool; no triple has a token twice."""
-    place = torch.arange(TOKENS)
-    i, j, k = place[:, None, None], place[None, :, None], place[None, None, :]
-    twice, kept, found = (i == j) | (i == k) | (j == k), list[Tensor](), 0
-    while found < count:
-        drawn = torch.randint(MODULUS, (20 * count, TOKENS), generator=generator)
-        kept.append(drawn[~(sums(drawn) & twice).flatten(1).any(1)])
-        found += len(kept[-1])
-    tokens = torch.cat(kept)[:count]
-    return tokens, sums(tokens).flatten(2).any(2)
+    """Tokens (count, 3 GROUP) of three groups, and whether each of the first group is in a triple, (count, GROUP)."""
+    tokens = torch.randint(MODULUS, (count, 3, GROUP), generator=generator)
+    first, second, third = tokens.unbind(1)
+    sums: Tensor = first[:, :, None, None] + second[:, None, :, None] + third[:, None, None, :]
+    return tokens.flatten(1), (sums % MODULUS == 0).flatten(2).any(2)
 
 
 class OneLayer(nn.Module):
-    """x + layer(norm(x)) between an embedding of angles and a read-out: int64 (batch, tokens) -> (batch, tokens)."""
+    """x + layer(norm(x)) between an embedding of angles and groups and a read-out.
+
+    Shapes: int64 (batch, 3 GROUP) -> (batch, GROUP), a score for each token of the first group.
+    """
 
     def __init__(self, layer: str) -> None:
         super().__init__()
         angles = 2 * math.pi * torch.arange(MODULUS)[:, None] * torch.arange(1, DIM // 2 + 1) / MODULUS
         self.embedding = nn.Embedding.from_pretrained(torch.cat((angles.cos(), angles.sin()), 1), freeze=False)
+        self.groups = nn.Parameter(0.5 * torch.randn(3, 1, DIM))
         self.norm, self.layer = nn.LayerNorm(DIM), LAYERS[layer](DIM, HEADS)
         self.head = nn.Sequential(nn.LayerNorm(DIM), nn.Linear(DIM, 2 * DIM), nn.GELU(), nn.Linear(2 * DIM, 1))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
-        scores: Tensor = self.head(x + self.layer(self.norm(x)))
+        x = (self.embedding(tokens).unflatten(1, (3, GROUP)) + self.groups).flatten(1, 2)
+        scores: Tensor = self.head((x + self.layer(self.norm(x)))[:, :GROUP])
         return scores.squeeze(-1)
 
 
@@ -115,7 +109,7 @@ def run(settings: Settings) -> dict[str, Any]:
     axes.legend(frameon=False)
     save_figure(figure, settings.folder / PICTURE)
     return {
-        "tables": {f"{TOKENS} tokens modulo {MODULUS}, {epochs * STEPS:,} steps, {settings.seeds} seeds": rows},
+        "tables": {f"Three groups of {GROUP} modulo {MODULUS}, {epochs * STEPS:,} steps, {settings.seeds} seeds": rows},
         "notes": [f"One layer of width {DIM}, {HEADS} heads, {BATCH} new sequences a step, Adam at {RATE:g}."],
         "pictures": [PICTURE],
     }

@@ -6,12 +6,7 @@ import pytest
 import torch
 
 from papers.aaren.aaren_tasks import hawkes, journeys, log_normal, processes
-from papers.sigma_reparam.entropy_collapse import entropy
-
-
-def test_entropy_of_attention() -> None:
-    assert entropy(torch.full((2, 3, 4), 0.25)).item() == pytest.approx(1.386294)
-    assert entropy(torch.eye(3)).item() == 0
+from papers.tensor_attention.match_three import GROUP, MODULUS, balanced_accuracy, sequences
 
 
 def test_the_loss_of_event_times_is_a_normal_density_of_their_logarithms() -> None:
@@ -47,3 +42,18 @@ def test_processes_and_journeys() -> None:
         torch.testing.assert_close(spent, -(places[:, after] - goal[:, 0]).norm(dim=-1) / inputs.shape[1])
     assert apart.shape == inputs.shape[:2]
     torch.testing.assert_close(inputs[:, 1:, 3:5], actions[:, :-1])
+
+
+def test_triples_of_three_groups() -> None:
+    tokens, wanted = sequences(200, torch.Generator().manual_seed(0))
+    for row, answers in zip(tokens[:20].tolist(), wanted[:20].tolist(), strict=True):
+        first, second, third = row[:GROUP], row[GROUP : 2 * GROUP], row[2 * GROUP :]
+        assert answers == [any((a + b + c) % MODULUS == 0 for b in second for c in third) for a in first]
+    # Nine pairs, each of which fits with probability 1 / 13.
+    assert wanted.double().mean().item() == pytest.approx(1 - (12 / 13) ** 9, abs=0.06)
+
+    class Always(torch.nn.Module):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return torch.ones(len(tokens), GROUP)
+
+    assert balanced_accuracy(Always(), tokens, wanted) == 0.5
