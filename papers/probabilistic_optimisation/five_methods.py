@@ -70,7 +70,7 @@ def run(settings: Settings) -> dict[str, Any]:
     if "distances" in parts:
         tables[DISTANCES] = _distances(settings)
     if "cache" in parts or "dropping" in parts:
-        shown, seen = _texts(settings, CACHE_CONTEXT, 3 * WINDOWS * CONTEXTS[0] // CACHE_CONTEXT)
+        shown, seen = _texts(settings, CACHE_CONTEXT, 2 * WINDOWS * CONTEXTS[0] // CACHE_CONTEXT)
         models = [
             text_attention.trained({}, shown, settings, settings.batch_size or BATCH, seed)
             for seed in range(settings.seeds)

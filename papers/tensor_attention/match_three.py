@@ -1,7 +1,7 @@
 """Match3 by one layer: do a token of a second group and one of a third sum with this one to 0 modulo a number?
 
-Single tokens, and pairs of tokens of two groups, are independent of the answer. Tensor attention and attention to single
-tokens have the same width, the same embedding and the same read-out.
+Single tokens, and pairs of tokens of two groups, are independent of the answer. Tensor attention and attention to
+single tokens have the same width, the same embedding and the same read-out.
 """
 
 import math
@@ -13,16 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.mechanisms.attention import MultiHeadAttention, TensorAttention
+from mereo.mechanisms.attention.higher_order.tensor_attention import tensor_attention
 from mereo.pictures import new_figure, save_figure
 from papers.common.settings import Settings
 
-MODULUS, GROUP, DIM, HEADS = 13, 3, 16, 4
+MODULUS, GROUP, DIM, HEADS = 13, 3, 32, 4
 """The number, tokens of each of the three groups, and width and heads of the layer."""
 BATCH, RATE, STEPS, TESTED = 64, 3e-3, 250, 4000
 """Steps of an epoch, and sequences of the test."""
-EPOCHS, WARMUP = 12, 100
+EPOCHS, WARMUP = 8, 100
 PICTURE = "match_three.png"
-LAYERS = {"tensor attention": TensorAttention, "attention": MultiHeadAttention}
 
 
 def sequences(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -31,6 +31,35 @@ def sequences(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     first, second, third = tokens.unbind(1)
     sums: Tensor = first[:, :, None, None] + second[:, None, :, None] + third[:, None, None, :]
     return tokens.flatten(1), (sums % MODULUS == 0).flatten(2).any(2)
+
+
+class OfPairs(TensorAttention):
+    """Tensor attention from the first group to pairs of the others: (batch, 3 GROUP, dim) -> (batch, GROUP, dim)."""
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        first, second, third = tokens.unflatten(1, (3, GROUP)).unbind(1)
+
+        def heads(layer: nn.Module, group: Tensor) -> Tensor:
+            found: Tensor = layer(group).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            return found
+
+        out = tensor_attention(
+            heads(self.query, first), heads(self.key1, second), heads(self.value1, second),
+            heads(self.key2, third), heads(self.value2, third),
+        )  # fmt: skip
+        merged: Tensor = self.proj(out.transpose(1, 2).flatten(2))
+        return merged
+
+
+class OfTokens(MultiHeadAttention):
+    """Attention from the first group to all tokens: (batch, 3 GROUP, dim) -> (batch, GROUP, dim)."""
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        out: Tensor = super().forward(tokens, mask)
+        return out[:, :GROUP]
+
+
+LAYERS: dict[str, type[nn.Module]] = {"tensor attention": OfPairs, "attention": OfTokens}
 
 
 class OneLayer(nn.Module):
@@ -49,7 +78,7 @@ class OneLayer(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = (self.embedding(tokens).unflatten(1, (3, GROUP)) + self.groups).flatten(1, 2)
-        scores: Tensor = self.head((x + self.layer(self.norm(x)))[:, :GROUP])
+        scores: Tensor = self.head(x[:, :GROUP] + self.layer(self.norm(x)))
         return scores.squeeze(-1)
 
 

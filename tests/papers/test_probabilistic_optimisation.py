@@ -54,8 +54,8 @@ def test_pairs_of_words_and_what_vectors_learn() -> None:
     assert found == sorted(expected)
     # Words 0, 1 and words 2, 3 stand beside each other in halves of the text.
     draws = torch.Generator().manual_seed(0)
-    text = torch.cat([torch.randint(2, (300,), generator=draws), 2 + torch.randint(2, (300,), generator=draws)])
-    untrained, trained = (ranking(train_vectors(text, (2, 4, 2, 0.05), steps), text) for steps in (0, 30))
+    text = torch.cat([torch.randint(2, (200,), generator=draws), 2 + torch.randint(2, (200,), generator=draws)])
+    untrained, trained = (ranking(train_vectors(text, (2, 4, 2, 0.05), steps, 128), text) for steps in (0, 40))
     assert untrained == 0.5 and trained > 0.65
 
 
