@@ -84,7 +84,11 @@ def with_cache(
             exact = 0 if isinstance(kept, StaircaseCache) else sum(x.numel() * x.element_size() for x in kept)
             taken += exact or kept.num_bytes()
         tokens += inputs.numel()
-    return {"bits per byte": nats / count / math.log(2), "bytes a token and layer": taken / tokens / DEPTH}
+    return {
+        "bits per byte": nats / count / math.log(2),
+        "perplexity of a byte": math.exp(nats / count),
+        "bytes a token and layer": taken / tokens / DEPTH,
+    }
 
 
 @torch.inference_mode()

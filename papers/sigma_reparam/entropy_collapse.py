@@ -21,9 +21,9 @@ from papers.common.settings import Settings
 
 WIDTH, DEPTH, HEADS, PATCH, SIZE = 64, 6, 4, 7, 28
 BATCH, LIMIT, TESTED = 64, 20_000, 200
-STEPS, EVERY = 200, 4
+STEPS, EVERY = 60, 3
 """Steps of a training, and steps between two looks at accuracy and entropy."""
-RATES = (0.1,)
+RATES = (1.0,)
 NAMES = ("converted", "not converted")
 PICTURE = "entropy.png"
 
