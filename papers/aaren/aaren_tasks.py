@@ -246,6 +246,17 @@ def run(settings: Settings) -> dict[str, Any]:
     sizes = [
         {"network": m, "parameters of forecasts": sum(p.numel() for p in Stack(m, 1, 1).parameters())} for m in MIXERS
     ]
+    _draw(points, settings)
+    by_chance = reward_of(None, torch.Generator().manual_seed(1000))
+    return {
+        "tables": {f"{epochs * STEPS} steps, {settings.seeds} seeds": rows, "Sizes": sizes},
+        "notes": [f"Drawn actions have a reward of {by_chance:.3f} a step. {DEPTH} layers of {DIM}, {TOKENS} tokens."],
+        "pictures": [PICTURE],
+    }
+
+
+def _draw(points: dict[str, dict[str, list[float]]], settings: Settings) -> None:
+    """The figures of all seeds, a panel for each task."""
     figure = new_figure(2.4 * len(points), 2.8)
     for axes, (name, by_mixer) in zip(figure.subplots(1, len(points), squeeze=False)[0], points.items(), strict=True):
         for place, values in enumerate(by_mixer.values()):
@@ -255,9 +266,3 @@ def run(settings: Settings) -> dict[str, Any]:
         axes.set_title(name, fontsize=9, loc="left")
         axes.grid(alpha=0.3)
     save_figure(figure, settings.folder / PICTURE)
-    by_chance = reward_of(None, torch.Generator().manual_seed(1000))
-    return {
-        "tables": {f"{epochs * STEPS} steps, {settings.seeds} seeds": rows, "Sizes": sizes},
-        "notes": [f"Drawn actions have a reward of {by_chance:.3f} a step. {DEPTH} layers of {DIM}, {TOKENS} tokens."],
-        "pictures": [PICTURE],
-    }

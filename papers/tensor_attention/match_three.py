@@ -6,6 +6,7 @@ single tokens have the same width, the same embedding and the same read-out.
 
 import math
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,15 +52,19 @@ class OfPairs(TensorAttention):
         return merged
 
 
-class OfTokens(MultiHeadAttention):
+class OfTokens(nn.Module):
     """Attention from the first group to all tokens: (batch, 3 GROUP, dim) -> (batch, GROUP, dim)."""
 
-    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        out: Tensor = super().forward(tokens, mask)
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.attention = MultiHeadAttention(dim, num_heads)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.attention(tokens)
         return out[:, :GROUP]
 
 
-LAYERS: dict[str, type[nn.Module]] = {"tensor attention": OfPairs, "attention": OfTokens}
+LAYERS: dict[str, Callable[[int, int], nn.Module]] = {"tensor attention": OfPairs, "attention": OfTokens}
 
 
 class OneLayer(nn.Module):
