@@ -6,6 +6,7 @@ weight decay or clipping.
 
 import math
 import statistics
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -119,9 +120,11 @@ def run(settings: Settings) -> dict[str, Any]:
                 "least": 100 * min(last.accuracy for last in lasts),
                 "most": 100 * max(last.accuracy for last in lasts),
                 "diverged": sum(math.isinf(last.loss) for last in lasts),
-                "entropy, first": statistics.mean(statistics.mean(looks[0].entropies) for looks in found),
-                "entropy, last": statistics.mean(statistics.mean(last.entropies) for last in lasts),
-                "least of a layer": min(min(each.entropies) for looks in found for each in looks),
+                "entropy, first": _mean(value for looks in found for value in looks[0].entropies),
+                "entropy, last": _mean(value for last in lasts for value in last.entropies),
+                "least of a layer": min(
+                    v for looks in found for each in looks for v in each.entropies if math.isfinite(v)
+                ),
             }
         )
     _draw(runs, settings)
@@ -132,6 +135,12 @@ def run(settings: Settings) -> dict[str, Any]:
         "pictures": [PICTURE],
         "data": str(settings.data),
     }
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    """The mean of the values that are numbers; attention of a network that diverged may have none."""
+    numbers = [value for value in values if math.isfinite(value)]
+    return statistics.mean(numbers) if numbers else None
 
 
 def _draw(runs: dict[tuple[float, str], list[list[Look]]], settings: Settings) -> None:
