@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from mereo.training.studies import Study
 
 NAMES = (
+    "aaren",
     "ar_capsnet",
     "cait",
     "capsule_table",
@@ -31,14 +32,17 @@ NAMES = (
     "pldr_llm",
     "pointer_network",
     "probabilistic_capsules",
+    "probabilistic_optimisation",
     "rcmha",
     "routing_transformer",
     "sea",
     "shvit",
+    "sigma_reparam",
     "single_attention_layer",
     "sparse_capsules",
     "sparsifiner",
     "spectformer",
+    "tensor_attention",
     "tensor_brain",
     "unified_view",
 )
