@@ -1,7 +1,8 @@
 """The six networks of gCOG on its splits: more distractors, new pairs of operators and objects, deeper programs.
 
-Each network is trained on every split with as many steps, and tested on held-out questions of the training kind and on
-the test questions of the split. Chance is the most frequent answer of each operator among the tested questions.
+Each network is trained on every split for the same number of steps, and tested on held-out questions of the
+training kind and on the test questions of the split. Chance is the most frequent answer of each operator among the
+tested questions.
 """
 
 import statistics

@@ -110,7 +110,8 @@ def dropped(
 ) -> dict[str, float]:
     """How far attention to random blocks is from attention to all, as shares of the size of its outputs.
 
-    The bias is the distance of the mean over the draws, without what remains of the deviation in a mean of as many.
+    The bias is the distance of the mean over the draws, without the deviation that remains in a mean of
+    that number of draws.
     """
     q, k, v = (x.double() for x in heads)
     full = attend(q, k, v, Coupling("senders", topology=Causal()))

@@ -91,7 +91,7 @@ def search_word_vectors(
     searches: int,
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """Searches by the cross-entropy method, and at random among as many settings, by the scores of all settings."""
+    """Searches by the cross-entropy method and random draws of the same number, by the scores of all settings."""
     text = numbered(train, train, KNOWN)
     held = numbered(test, train, KNOWN)
 

@@ -90,7 +90,7 @@ def _scenes(settings: Settings, made: dict[str, Any]) -> None:
 
 
 def _recalled(model: Any, regions: Tensor) -> dict[str, Any]:
-    """Remember as many scenes as there is room for, and compare what is recalled with what was perceived."""
+    """Fill the episodic memory with scenes, and compare what is recalled with what was perceived."""
     shown = regions[: len(model.moments)]
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with torch.no_grad():

@@ -123,7 +123,7 @@ class World(NamedTuple):
 
     @classmethod
     def made(cls, sizes: Sequence[int], features: int, noise: float, seed: int) -> "World":
-        """A world of so many entities, predicates, classes and attributes; all from N(0, 1) or evenly drawn."""
+        """A world with these numbers of entities, predicates, classes, attributes; from N(0, 1) or evenly drawn."""
         entities, predicates, classes, attributes = sizes
         generator = torch.Generator().manual_seed(seed)
         prototypes = torch.randn(entities, features, generator=generator)
@@ -158,7 +158,7 @@ class World(NamedTuple):
 
 
 def concept_names(sizes: Sequence[int]) -> tuple[str, ...]:
-    """A name for each of so many entities, predicates, classes and attributes."""
+    """A name for each entity, predicate, class and attribute, by their numbers."""
     words = (_ENTITIES, _PREDICATES, (), ())
     names: list[str] = []
     for kind, size, known in zip(("entity", "predicate", "class", "attribute"), sizes, words, strict=True):

@@ -71,7 +71,7 @@ def _distractors(programs: Programs, counts: Tensor, generator: torch.Generator)
 
 
 def _coin_cells(kinds: Tensor, pairs: Tensor, taken: Tensor, generator: torch.Generator) -> Tensor:
-    """Two cells for each operator that no object of the task is in; those of sums and products give a fair answer.
+    """Two cells for each operator that no object of the task is in; sums and products get cells with a fair answer.
 
     Args:
         kinds: of the operators.
@@ -103,7 +103,7 @@ def _coin_cells(kinds: Tensor, pairs: Tensor, taken: Tensor, generator: torch.Ge
 def place(programs: Programs, counts: Tensor, generator: torch.Generator) -> Tensor:
     """Scenes for programs: the cells of the grid, int64 (programs, 100).
 
-    First distractors are placed, then the objects of every operator, those of both branches. An object replaces
+    First distractors are placed, then the objects of every operator in both branches. An object replaces
     distractors of its colour and shape, and the one in its cell; if an object of the task is there, it moves to a free
     cell, and if there is one like it already, that one serves both. The object of "exist" is there in half of the
     scenes.

@@ -53,7 +53,7 @@ class Program(NamedTuple):
 
 
 def heap_rows(operators: int) -> list[tuple[int, bool]]:
-    """The rows of a tree of so many operators, level by level: (operator in the heap, whether it is its switch)."""
+    """The rows of a tree of operators, level by level: (operator in the heap, whether it is its switch)."""
     rows, start = [], 0
     while start < operators:
         level = range(start, 2 * start + 1)

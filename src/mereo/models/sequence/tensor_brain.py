@@ -170,7 +170,7 @@ class TensorBrain(Network):
             if bool(wrong.any()):
                 raise UsageError(
                     f"target holds {int(column[wrong][0])} as {name}; it must be {first} to {last - 1}, or make the"
-                    " network with as many entities and predicates as the data."
+                    " network with the numbers of entities and predicates of the data."
                 )
 
     def chain(
