@@ -1,5 +1,6 @@
 """What tests of several rooms share."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -8,6 +9,11 @@ import pytest
 import torch
 
 FROZEN = Path(__file__).parent / "frozen"
+
+
+def pytest_collection_finish():
+    # What is imported and collected stays, so the collector need not walk over it again in every test.
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

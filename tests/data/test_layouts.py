@@ -187,7 +187,9 @@ layout(
     many("HAPPY=2", "happy=4", "sad=4"),
     Reading(("happy", "sad"), {"train": 10}, "a folder for each class"),
 )
-layout("empty class", "any", many("train/cat=3", "train/dog=3") | {"train/fox/": ""}, Refusal(("empty", "'fox'")))
+layout(
+    "empty class", "any", many("train/cat=3", "train/dog=3") | {"train/fox/": ""}, Refusal(("without images", "'fox'"))
+)
 
 # -- nested classes
 

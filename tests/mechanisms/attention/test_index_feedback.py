@@ -58,7 +58,7 @@ def test_bottom_up_and_top_down_are_the_same_parameters() -> None:
 
 
 def test_wrong_states() -> None:
-    with pytest.raises(UsageError, match=r"states are \(1, 2, 5\); their last axis must be dim = 4"):
+    with pytest.raises(UsageError, match=r"states are \(1, 2, 5\); they must be .batch, states, dim. with dim = 4"):
         IndexFeedback(4, 3)(torch.zeros(1, 2, 5))
     with pytest.raises(UsageError, match="num_concepts is 0"):
         IndexFeedback(4, 0)
