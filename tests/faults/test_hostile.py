@@ -1,27 +1,7 @@
-"""A small slice of the hostile tries; `make test-all` runs thousands of all areas."""
+"""The reports of hostile tries, of which `make test-all` runs thousands."""
 
 import os
-import subprocess
 from pathlib import Path
-
-import pytest
-
-TOOL = Path(__file__).parents[2] / "tools" / "try_hostile.py"
-SLICE = (
-    "commands", "weights", "configurations", "results", "names", "models", "archives", "shapes", "mechanisms", "tars",
-    "tables", "lists", "patterns", "trainings", "interventions", "transforms", "empty", "kernels",
-    "conversions", "surgeries", "copies",
-)  # fmt: skip
-
-
-@pytest.mark.long
-def test_a_slice_of_the_hostile_tries(python):
-    areas = [word for area in SLICE for word in ("--area", area)]
-    done = subprocess.run(
-        [python, str(TOOL), "--tries", "105", "--jobs", "1", *areas],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_fault_is_reported(monkeypatch):

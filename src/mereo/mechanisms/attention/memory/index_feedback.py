@@ -62,7 +62,8 @@ class IndexFeedback(nn.Module):
         """z of all concepts, or of a span of them: (..., dim) -> (..., concepts)."""
         if states.shape[-1:] != self.columns.shape[1:]:
             raise UsageError(
-                f"states are {tuple(states.shape)}; they must be (batch, states, dim) with dim = {self.columns.shape[1]}."
+                f"states are {tuple(states.shape)}; they must be (batch, states, dim) with dim ="
+                f" {self.columns.shape[1]}."
             )
         bias = None if self.bias is None else self.bias[span]
         return nn.functional.linear(states.sigmoid(), self.columns[span], bias)
