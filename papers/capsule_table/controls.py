@@ -15,11 +15,12 @@ from torch.utils._pytree import tree_leaves
 
 from mereo.core import Coupling
 from mereo.core.shapes import image_size
+from mereo.errors import unknown
 from mereo.measure.couplings import replace_couplings
 from mereo.models.base import VisionModel
 from mereo.models.entry import ModelEntry
 from mereo.models.multi_scale_capsules import MultiScaleCapsules
-from mereo.models.registry import LIBRARIES, build, get_model_entry, register_library
+from mereo.models.registry import LIBRARIES, MODELS, build, get_model_entry, is_model, library_of, register_library
 
 
 class UniformCouplings:
@@ -146,9 +147,16 @@ def _first_with_couplings(model: VisionModel) -> str | None:
     return deepest
 
 
+def _entry(name: str) -> ModelEntry:
+    """The row of a network, which is not looked for among these controls."""
+    if library_of(name) is None and not is_model(name):
+        raise unknown("model", name, MODELS)
+    return get_model_entry(name)
+
+
 @cache
 def _uniform(name: str) -> ModelEntry:
-    entry = get_model_entry(name)
+    entry = _entry(name)
     network: Any = entry.module
 
     def chosen(cls: Any, arguments: Mapping[str, Any]) -> Any:
@@ -165,7 +173,7 @@ def _with_uniform(network: Any) -> Any:
 
 @cache
 def _linear(name: str) -> ModelEntry:
-    entry = get_model_entry(name)
+    entry = _entry(name)
     network: Any = entry.module
     first = f"encoder.{network.first_conv}"
     own = {"network_name": name, "first_conv": first, "__module__": LinearHead.__module__}

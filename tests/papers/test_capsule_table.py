@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from mereo.errors import UsageError
 from mereo.measure.couplings import replace_couplings
 from mereo.models import create_model, load, save_weights
 from papers.capsule_table.controls import register_controls
@@ -32,6 +33,12 @@ def test_uniform_couplings_are_those_of_a_replacement(tmp_path):
         torch.testing.assert_close(uniform.capsules(images).activation, wanted)
         save_weights(tmp_path / "uniform.safetensors", uniform)
         torch.testing.assert_close(load(tmp_path / "uniform.safetensors")(images), wanted)
+
+
+@pytest.mark.parametrize("name", ["mspcap_tiny", "linear:mspcap_tiny", "uniform:mspcap_tiny"])
+def test_a_network_that_does_not_exist_is_named_beside_its_nearest(name):
+    with pytest.raises(UsageError, match="did you mean 'mspcaps_tiny'"):
+        create_model(name)
 
 
 @pytest.mark.parametrize("kind", ["rs_capsnet", "mspcaps", "self_routing_capsnet", "matrix_capsnet"])
