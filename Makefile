@@ -41,7 +41,7 @@ pins: $(VENV)/.dev  ## resolve constraints.txt again, for every system and Pytho
 demo: $(VENV)/.base  ## train on 1,797 digits, evaluate, and draw an explanation (about two minutes)
 	$(BIN)/mereo demo
 
-test: $(VENV)/.dev lint types imports docs  ## style, types, layering, documentation, tests (some ten minutes)
+test: $(VENV)/.dev lint types imports docs  ## style, types, layering, documentation, tests (ten to twenty minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -m "not long" $(TESTS)
 
 test-fast: $(VENV)/.dev  ## the tests without the slow ones

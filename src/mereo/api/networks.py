@@ -108,6 +108,7 @@ def trained_network(model: Any, device: str = "auto", *, sets: bool = False, ima
         sets: accept a network that reads points or regions too.
         images: what the network is used on; a network without a stated size gets the size of tensors and arrays.
     """
+    kinds = ("images", *(("points", "regions") if sets else ()))
     source: Path | None = None
     if isinstance(model, Trained):
         return model
@@ -117,12 +118,12 @@ def trained_network(model: Any, device: str = "auto", *, sets: bool = False, ima
         model = model.model_
     if model is None or isinstance(model, str | Path):
         trained = load_weights(fit("model", model, Path | None), device, ready=True, images=not sets)
-        check_reads(trained.model, trained.source, ("images", "points", *(("regions",) if sets else ())))
+        check_reads(trained.model, trained.source, kinds)
         return trained
     model = getattr(model, "_orig_mod", model)
     if isinstance(model, nn.Module) and not isinstance(model, Network | FeatureMaps):
         model = _given(model, images)
-    if getattr(model, "input_kind", None) not in ("images", *(("points", "regions") if sets else ())):
+    if getattr(model, "input_kind", None) not in kinds:
         raise UsageError(f"model is {_what(model)}; give a run folder, a weight file, or a network for images.")
     if device != "auto":
         model = model.to(choose_device(device))

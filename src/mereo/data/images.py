@@ -1,7 +1,8 @@
 """Sets of images that serve batches."""
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -86,6 +87,8 @@ class Images(ABC):
             device: where to compute; the device of the images when None.
         """
         check_draws(generator, augmentation)
+        if self.serves != "images" and augmentation is not None and augmentation.operations:
+            raise UsageError(f"augment is {augmentation.texts}, which changes images; leave it out for {self.serves}.")
         return self.make_batch(indices, BatchOptions(augmentation, crop, generator, share or slice(None), device))
 
     def make_batch(self, indices: Tensor, options: BatchOptions) -> Batch:
@@ -112,6 +115,14 @@ class Images(ABC):
             indices: int64 (n,), of this process's shares of the next batches, concatenated.
         """
         return
+
+
+def identity(count: int, size: Sequence[int], *fields: Tensor | None) -> dict[str, Any]:
+    """What `Images.describe` gives for a set without images: it changes if any value of a field changes."""
+    digest = hashlib.sha256()
+    for values in fields:
+        digest.update(b"" if values is None else values.cpu().numpy().tobytes())
+    return {"count": count, "size": [*size], "classes": [], "labels": digest.hexdigest(), "sums": [[0]]}
 
 
 def check_draws(generator: torch.Generator | None, augmentation: Augmentation | None) -> None:

@@ -1,6 +1,5 @@
 """Sets of points with pointers to them, which a network should find; served a batch at a time."""
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mereo.data.batch import Batch
-from mereo.data.images import BatchOptions, Images
+from mereo.data.images import BatchOptions, Images, identity
 from mereo.data.load import Splits, Wanted
 from mereo.data.pointing import FORMS
 from mereo.errors import UsageError, check_choice
@@ -72,11 +71,7 @@ class PointSets(Images):
 
     def describe(self) -> dict[str, Any]:
         """The identity of the data as plain values; it changes if any point or pointer changes."""
-        digest = hashlib.sha256()
-        for field in (self.points, self.lengths, self.pointers):
-            digest.update(b"" if field is None else field.cpu().numpy().tobytes())
-        size = [*self.points.shape[1:]]
-        return {"count": len(self), "size": size, "classes": [], "labels": digest.hexdigest(), "sums": [[0]]}
+        return identity(len(self), self.points.shape[1:], self.points, self.lengths, self.pointers)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "PointSets":
         pointers = None if self.pointers is None else change(self.pointers)
@@ -90,9 +85,7 @@ class PointSets(Images):
 
     def make_batch(self, indices: Tensor, options: BatchOptions) -> Batch:
         """The sets at `indices`; there are no images to crop."""
-        augmentation, generator, share = options.augmentation, options.generator, options.share
-        if augmentation is not None and augmentation.operations:
-            raise UsageError(f"augment is {augmentation.texts}, which changes images; leave it out for points.")
+        generator, share = options.generator, options.share
         keys = turns = None
         if generator is not None and self.pointers is not None and self.problem != "sequence":
             keys = torch.rand(len(indices), self.points.shape[1], generator=generator)[share]

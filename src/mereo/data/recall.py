@@ -3,7 +3,6 @@
 Tokens are whole numbers below a vocabulary of V: 0 fills, 1 .. V / 2 - 1 are keys and V / 2 .. V - 1 values.
 """
 
-import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mereo.data.batch import Batch
-from mereo.data.images import BatchOptions, Images
+from mereo.data.images import BatchOptions, Images, identity
 from mereo.data.load import Splits, Wanted
 from mereo.errors import UsageError
 
@@ -54,10 +53,7 @@ class LabelledTokens(Images):
 
     def describe(self) -> dict[str, Any]:
         """The identity of the data as plain values; it changes if any token or label changes."""
-        digest = hashlib.sha256(self.tokens.cpu().numpy().tobytes())
-        digest.update(self.labels.cpu().numpy().tobytes())
-        size = [self.tokens.shape[1]]
-        return {"count": len(self), "size": size, "classes": [], "labels": digest.hexdigest(), "sums": [[0]]}
+        return identity(len(self), self.tokens.shape[1:], self.tokens, self.labels)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "LabelledTokens":
         return LabelledTokens(change(self.tokens), change(self.labels))
@@ -70,8 +66,6 @@ class LabelledTokens(Images):
 
     def make_batch(self, indices: Tensor, options: BatchOptions) -> Batch:
         """The sequences at `indices`; there are no images to crop."""
-        if options.augmentation is not None and options.augmentation.operations:
-            raise UsageError(f"augment is {options.augmentation.texts}, which changes images; leave it out for tokens.")
         chosen = indices[options.share].to(self.tokens.device)
         batch = Batch(tokens=self.tokens[chosen], labels=self.labels[chosen])
         return batch.to(options.device or self.tokens.device, non_blocking=True)

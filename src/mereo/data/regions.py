@@ -4,7 +4,6 @@ A sentence is a subject, a predicate and an object, whole numbers of one list of
 and attributes.
 """
 
-import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mereo.data.batch import Batch
-from mereo.data.images import BatchOptions, Images
+from mereo.data.images import BatchOptions, Images, identity
 from mereo.data.load import Splits, Wanted, load_splits
 from mereo.data.regular import open_regular
 from mereo.errors import MereoError, UsageError, type_of
@@ -72,10 +71,7 @@ class Scenes(Images):
 
     def describe(self) -> dict[str, Any]:
         """The identity of the data as plain values; it changes if any feature or label changes."""
-        digest = hashlib.sha256(self.regions.cpu().numpy().tobytes())
-        digest.update(b"" if self.labels is None else self.labels.cpu().numpy().tobytes())
-        size = [*self.regions.shape[1:]]
-        return {"count": len(self), "size": size, "classes": [], "labels": digest.hexdigest(), "sums": [[0]]}
+        return identity(len(self), self.regions.shape[1:], self.regions, self.labels)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "Scenes":
         return Scenes(change(self.regions), None if self.labels is None else change(self.labels), self.class_names)
@@ -88,10 +84,6 @@ class Scenes(Images):
 
     def make_batch(self, indices: Tensor, options: BatchOptions) -> Batch:
         """The scenes at `indices`; there are no images to crop."""
-        if options.augmentation is not None and options.augmentation.operations:
-            raise UsageError(
-                f"augment is {options.augmentation.texts}, which changes images; leave it out for regions."
-            )
         chosen = indices[options.share].to(self.regions.device)
         batch = Batch(regions=self.regions[chosen])
         if self.labels is not None:
