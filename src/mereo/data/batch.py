@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mereo.errors import UsageError
+from mereo.runtime.device import copied_to
 
 _ABSENT: Any = None
 """Typed as if present: nearly every task has images and labels and need not check. Sequences have no `images`."""
@@ -57,9 +58,9 @@ class Batch(NamedTuple):
                 return len(field)
         raise UsageError("the batch is empty: every field is None; give at least one.")
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Batch":
+    def to(self, device: torch.device | str) -> "Batch":
         """The same batch on `device`."""
-        return self._map(lambda field: field.to(device, non_blocking=non_blocking))
+        return self._map(lambda field: copied_to(field, device))
 
     def pick(self, share: slice | Tensor) -> "Batch":
         """The samples of a slice, or at the indices int64 (n,)."""

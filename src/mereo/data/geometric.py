@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mereo.runtime.device import copied_to
+
 
 def take_window(images: Tensor, corners: Tensor, size: tuple[int, int], *, fill: float = 0) -> Tensor:
     """Cut a window out of each image: out[n, c, y, x] = images[n, c, y + top_n, x + left_n], `fill` outside the image.
@@ -15,7 +17,7 @@ def take_window(images: Tensor, corners: Tensor, size: tuple[int, int], *, fill:
     Shapes: images (n, c, h, w), corners int64 (n, 2) of (top, left), any sign -> (n, c, *size).
     """
     count, channels, height, width = images.shape
-    corners = corners.to(images.device, non_blocking=True)
+    corners = copied_to(corners, images.device)
     rows = corners[:, 0, None] + torch.arange(size[0], device=images.device)
     columns = corners[:, 1, None] + torch.arange(size[1], device=images.device)
     inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]

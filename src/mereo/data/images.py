@@ -15,6 +15,7 @@ from mereo.data.fields import as_served, check_fields
 from mereo.data.motion import Window
 from mereo.data.storage import Storage
 from mereo.errors import UsageError
+from mereo.runtime.device import copied_to
 
 _CHUNK = 4096
 
@@ -217,9 +218,9 @@ class ImageSet(Images):
         corners = crop_corners(count, self.image_shape, crop, generator)
 
         chosen = indices[share].to(self.images.device)
-        images = self.images[chosen].to(device, non_blocking=True) / 255  # to float32 in the same pass
+        images = copied_to(self.images[chosen], device) / 255  # to float32 in the same pass
         others = {"labels": self.labels, **self.fields}
-        parts = {name: values[chosen].to(images.device, non_blocking=True) for name, values in others.items()}
+        parts = {name: copied_to(values[chosen], images.device) for name, values in others.items()}
         batch = Batch(images, parts.pop("labels"), **{name: as_served(name, part) for name, part in parts.items()})
         if augmentation is not None:
             batch = augmentation.apply_batch(batch, [parameters[share] for parameters in drawn])

@@ -16,6 +16,7 @@ from mereo.data.counter import uniform
 from mereo.data.geometric import take_window
 from mereo.data.images import BatchOptions, Images, ImageSet, crop_corners
 from mereo.errors import UsageError
+from mereo.runtime.device import copied_to
 
 PAD = 4
 MAX_SHIFT = 4
@@ -115,8 +116,8 @@ class OverlaidPairs(Images):
         corners = crop_corners(count, self.image_shape, crop, generator)
 
         chosen = pairs[share].flatten().to(self.base.images.device)
-        singles = self.base.images[chosen].to(device, non_blocking=True).float() / 255
-        labels = self.base.labels[chosen].to(singles.device, non_blocking=True).view(-1, 2)
+        singles = copied_to(self.base.images[chosen], device).float() / 255
+        labels = copied_to(self.base.labels[chosen], singles.device).view(-1, 2)
         if augmentation is not None:
             parts = [parameters.view(count, 2, -1)[share].flatten(0, 1) for parameters in drawn]
             singles = augmentation.apply(singles, parts)

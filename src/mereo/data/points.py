@@ -94,7 +94,7 @@ class PointSets(Images):
         batch = Batch(
             points=self.points[chosen], lengths=self.lengths[chosen],
             pointers=None if self.pointers is None else self.pointers[chosen],
-        ).to(options.device or self.points.device, non_blocking=True)  # fmt: skip
+        ).to(options.device or self.points.device)  # fmt: skip
         return batch if keys is None or turns is None else moved(batch, keys, turns, self.problem)
 
 

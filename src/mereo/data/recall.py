@@ -68,7 +68,7 @@ class LabelledTokens(Images):
         """The sequences at `indices`; there are no images to crop."""
         chosen = indices[options.share].to(self.tokens.device)
         batch = Batch(tokens=self.tokens[chosen], labels=self.labels[chosen])
-        return batch.to(options.device or self.tokens.device, non_blocking=True)
+        return batch.to(options.device or self.tokens.device)
 
 
 def answers(tokens: Tensor, pairs: int) -> Tensor:

@@ -88,7 +88,7 @@ class Scenes(Images):
         batch = Batch(regions=self.regions[chosen])
         if self.labels is not None:
             batch = batch._replace(labels=self.labels[chosen])
-        return batch.to(options.device or self.regions.device, non_blocking=True)
+        return batch.to(options.device or self.regions.device)
 
 
 # --- scenes of features ---------------------------------------------------------------------------------------------

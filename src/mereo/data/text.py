@@ -22,6 +22,7 @@ from mereo.data.regular import kind_of, open_regular, user_path
 from mereo.data.sources import data_root
 from mereo.data.text_splits import PARTS, SPLITS, split_of
 from mereo.errors import MereoError, UsageError, check_positive
+from mereo.runtime.device import copied_to
 
 END = 0
 """The byte behind each file, and before the first byte of a split."""
@@ -194,7 +195,7 @@ class TokenWindows(Images):
         places = starts.unsqueeze(1) + torch.arange(-1, self.length)
         inside = (places >= 0) & (places < len(self.stream))
         held = places.clamp(0, max(len(self.stream) - 1, 0)).to(self.stream.device)
-        tokens = torch.where(inside.to(held.device), self.stream[held].long(), END).to(device, non_blocking=True)
+        tokens = copied_to(torch.where(inside.to(held.device), self.stream[held].long(), END), device)
         lengths = (len(self.stream) - starts + 1).clamp(max=self.length + 1)
         full = bool((lengths == self.length + 1).all())
         return Batch(tokens=tokens, lengths=None if full else lengths.to(tokens.device))

@@ -1,6 +1,7 @@
-"""The choice of the device."""
+"""The choice of the device, and copies to it."""
 
 import torch
+from torch import Tensor
 
 from mereo.errors import UsageError
 
@@ -20,3 +21,12 @@ def choose_device(name: str) -> torch.device:
         listed = ", ".join(f"{kind} ({n})" for kind, n in available.items() if n)
         raise UsageError(f"device is {name!r}, which this machine does not have; available: {listed}.")
     return device
+
+
+def copied_to(tensor: Tensor, device: torch.device | str | None) -> Tensor:
+    """The tensor on that device, or where it is for None.
+
+    A copy to an accelerator does not wait for what is queued there. One to the CPU waits: it would be read before it is
+    filled.
+    """
+    return tensor if device is None else tensor.to(device, non_blocking=torch.device(device).type != "cpu")

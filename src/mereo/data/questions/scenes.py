@@ -289,7 +289,7 @@ class Questions(Images):
         asked = programs.asked()
         rows = join_rows(encode_rules(asked), encode_scenes(codes))
         batch = Batch(rows=rows, labels=solve(asked, codes).target)
-        return batch if options.device is None else batch.to(options.device, non_blocking=True)
+        return batch if options.device is None else batch.to(options.device)
 
 
 def load_questions(split: Split, sizes: Mapping[str, int], wanted: Wanted) -> Splits:
