@@ -76,12 +76,12 @@ class LinearHead(VisionModel):
         in_chans: int = 1,
         img_size: int | tuple[int, int] = 28,
         *,
-        network_args: Mapping[str, Any] | None = None,
+        network_args: Mapping[str, Any] = {},
     ) -> None:
         super().__init__()
         self.image_shape, self.num_classes = (in_chans, *image_size(img_size)), num_classes
         shape: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
-        self.encoder = build(self.network_name, **shape, **(network_args or {}))
+        self.encoder = build(self.network_name, **shape, **network_args)
         self.first = _first_with_couplings(self.encoder)
         features = self.forward_features(torch.rand(_FEW, *self.image_shape))
         self.num_features = features.shape[1]

@@ -127,7 +127,9 @@ def measure(
     other = familiar_data(data)
     known = None
     if other is not None:
-        (same,) = load_trained_models([folder], data=other, data_root=root, limit=images)
+        (same,) = load_trained_models(
+            [folder], data=other, data_root=root, limit=images, device=given.get("device", "cpu")
+        )
         known = collect_answers(same.model, same.split).accuracy
     return Measured(
         kind=kind, control=control, seed=seed,

@@ -7,7 +7,8 @@
 - Each network is trained by AdamW at RATES with seed 0, with the loss and the schedule of its own recipe. The rate with
   the highest accuracy on the images to choose by is used for the other seeds. A network that still rises at this rate
   (its accuracy on these images grew by more than RISE in the last quarter of its epochs) is trained for twice the
-  number of epochs, with all its seeds, and marked. Uniform couplings are trained at the rate of their network.
+  number of epochs, with all its seeds, and marked. Uniform couplings are trained at the rate of their network. A rate
+  at which the loss of a seed does not stay finite is left out.
 """
 
 from collections.abc import Mapping

@@ -1,14 +1,16 @@
 """The trainings of the table, a row each in a CSV file: finished ones are not trained again."""
 
 import csv
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mereo.errors import MereoError
 from mereo.training.config import TrainConfig
 from mereo.training.report import Report
-from mereo.training.trainer import train
+from mereo.training.trainer import NonFiniteLossError, train
 from papers.capsule_table.measured import Measured, measure
 from papers.capsule_table.protocol import EPOCHS, LINEAR, OWN, RATES, RISE, configuration, controls
 from papers.capsule_table.rows import Row, write_rows
@@ -21,7 +23,8 @@ class Training(Row):
     Attributes:
         kind, control: the network and its couplings.
         rate, seed, epochs: of the training.
-        validation, test: accuracies on the images to choose by and on the test images, of the best epoch.
+        validation, test: accuracies on the images to choose by and on the test images, of the best epoch; NaN if
+            the loss did not stay finite.
         rise: by how much the former grew over the last quarter of the epochs.
         parameters: of the network.
         seconds: of the training.
@@ -42,6 +45,11 @@ class Training(Row):
     def key(self) -> tuple[str, str, float, int, int]:
         """What tells it from others."""
         return self.kind, self.control, self.rate, self.seed, self.epochs
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the loss did not stay finite."""
+        return math.isnan(self.validation)
 
 
 class Results:
@@ -90,15 +98,22 @@ class Table:
         """Train and measure one kind of network in all its forms."""
         for control in controls(kind):
             rate, epochs = self._chosen(kind, control)
+            while any(self._trained(kind, control, rate, seed, epochs).diverged for seed in range(self.seeds)):
+                rate, epochs = self._chosen(kind, control)  # one of these trainings diverged
             for seed in range(self.seeds):
-                self._trained(kind, control, rate, seed, epochs)
                 self._measured(kind, control, rate, seed, epochs)
 
     def _chosen(self, kind: str, control: str) -> tuple[float, int]:
-        """The rate and the number of epochs of a network, found with seed 0."""
+        """The rate and the number of epochs of a network, found with seed 0 among rates at which no seed diverged."""
         tuned = control if control == LINEAR else OWN
         tried = [self._trained(kind, tuned, rate, 0, self.epochs) for rate in RATES]
-        best = max(tried, key=lambda each: each.validation)
+        known = self.results.trainings.values()
+        diverged = {each.rate for each in known if (each.kind, each.control) == (kind, control) and each.diverged}
+        best = max(
+            (each for each in tried if each.rate not in diverged), key=lambda each: each.validation, default=None
+        )
+        if best is None:
+            raise MereoError(f"{kind} with {control} couplings diverges at every rate of {RATES}.")
         return best.rate, self.epochs * (2 if best.rise > RISE else 1)
 
     def _trained(self, kind: str, control: str, rate: float, seed: int, epochs: int) -> Training:
@@ -106,7 +121,12 @@ class Table:
         if known is not None:
             return known
         self.say(f"{self.data}: {kind}, {control}, rate {rate:g}, seed {seed}, {epochs} epochs")
-        result = train(self._configuration(kind, control, rate, seed, epochs), Report(silent=True), pictures=False)
+        try:
+            result = train(self._configuration(kind, control, rate, seed, epochs), Report(silent=True), pictures=False)
+        except NonFiniteLossError as stop:
+            self.say(str(stop))
+            self.results.add(training := Training(kind, control, rate, seed, epochs, math.nan, math.nan, 0, 0, 0))
+            return training
         with result.folder.history.open(newline="") as file:
             history = [float(row["val_accuracy"]) for row in csv.DictReader(file)]
         earlier = max(history[: max(len(history) * 3 // 4, 1)])

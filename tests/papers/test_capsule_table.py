@@ -7,6 +7,8 @@ import torch
 from mereo.errors import UsageError
 from mereo.measure.couplings import replace_couplings
 from mereo.models import create_model, load, save_weights
+from mereo.training.trainer import NonFiniteLossError
+from papers.capsule_table import trainings
 from papers.capsule_table.controls import register_controls
 from papers.capsule_table.differences import paired_difference
 from papers.capsule_table.protocol import CAPSULES, KINDS, LINEAR, OWN, PLAIN, RATES, UNIFORM, configuration, controls
@@ -94,3 +96,34 @@ def test_every_configuration_names_a_network(kind):
         config.check()
         assert config.model_args is not None
         assert "rotate" not in " ".join(config.augment)
+
+
+def test_a_rate_at_which_a_seed_diverges_is_left_out(tmp_path, monkeypatch):
+    def stopped(config, *_, **__):
+        raise NonFiniteLossError(f"the loss of {config.name} is nan.")
+
+    def measured(kind, control, seed, folder, data, given, images):
+        used.append((control, folder.name.split("-")[2]))
+
+    used: list = []
+    monkeypatch.setattr(trainings, "train", stopped)
+    monkeypatch.setattr(trainings, "measure", measured)
+    monkeypatch.setattr(Results, "add_measured", lambda self, measured: None)
+    results = Results(tmp_path / "mnist.csv")
+    for rate, accuracy in zip(RATES, (0.5, 0.9, 0.7), strict=True):
+        for seed in range(2):  # the best one has one seed only
+            if rate != RATES[1] or seed == 0:
+                results.add(Training("resnet_macs", OWN, rate, seed, 8, accuracy, 0.5, 0, 1, 1))
+    table = trainings.Table("mnist", results, {"output": str(tmp_path)}, lambda line: None, seeds=2)
+    for rate in RATES:
+        for seed in range(2):
+            (tmp_path / f"resnet_macs-own-{rate:g}-seed{seed}-epochs8").mkdir(exist_ok=True)
+    table.complete("resnet_macs")
+    assert results.trainings["resnet_macs", OWN, RATES[1], 1, 8].diverged
+    assert used == [(OWN, f"{RATES[2]:g}")] * 2
+
+
+def test_a_linear_head_with_arguments_is_saved_and_loaded(tmp_path):
+    model = create_model("linear:matrix_capsnet_68k", **SHAPE, network_args={"padding": 2}).eval()
+    save_weights(tmp_path / "head.safetensors", model)
+    assert load(tmp_path / "head.safetensors").config == model.config

@@ -127,6 +127,10 @@ def _train_in(folder: RunFolder, plan: Plan, report: Report, clock: Clock, *, pi
         return trainer.finish()
 
 
+class NonFiniteLossError(MereoError):
+    """The loss of a training is not finite."""
+
+
 class Trainer:
     """One run, from its setup to its results.
 
@@ -374,7 +378,7 @@ class Trainer:
         )  # fmt: skip
 
     def check_finite(self, epoch: int, first: int, losses: list[Tensor], order: Tensor) -> None:
-        """MereoError at the first loss that is not finite, with its batch saved for inspection."""
+        """NonFiniteLossError at the first loss that is not finite, with its batch saved for inspection."""
         values = self.accelerator.reduce(torch.stack(losses), "mean") if self.processes > 1 else torch.stack(losses)
         bad = (~torch.isfinite(values)).nonzero()
         if not len(bad):
@@ -386,7 +390,7 @@ class Trainer:
             tensors = {name: tensor for name, tensor in batch.items() if isinstance(tensor, Tensor)}
             save_tensors(path, tensors, {"epoch": epoch + 1, "step": step})
         saved = f"The last checkpoint is {self.folder.state}. " if self.folder.state.exists() else ""
-        raise MereoError(
+        raise NonFiniteLossError(
             f"the loss is {values[bad[0]].item()} at step {step} of epoch {epoch + 1}; its batch is in {path}. {saved}"
             "Try a smaller --lr, --clip-norm 1, a longer --warmup-epochs, or --precision fp32."
         )
