@@ -12,7 +12,7 @@ PAPER = Paper(
             "papers.dynamical_systems.recurrences",
             frozenset({"epochs", "limit", "batch_size", "device", "images", "variants", "seeds"}),
             smallest={"epochs": 1, "limit": 32, "batch_size": 16, "images": 8},
-            constants={"DIM": 8, "STATES": (2,), "SHOWN": 2, "DEGREE": 4},
+            constants={"DIM": 8, "STATES": (2,), "RATES": (1e-3,), "SHOWN": 2, "DEGREE": 4},
         ),
     },
 )
