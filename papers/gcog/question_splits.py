@@ -140,12 +140,12 @@ def _row(
 
 
 def _draw(curves: dict[str, dict[int, float]], settings: Settings) -> None:
-    figure = new_figure(5, 3.2)
+    figure = new_figure(6.2, 3.2)
     axes = figure.subplots()
     for name, values in curves.items():
         axes.plot(list(values), list(values.values()), marker="o", label=name)
     axes.set_xlabel("distractors")
     axes.set_ylabel("accuracy")
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     save_figure(figure, settings.folder / PICTURE)
