@@ -84,7 +84,7 @@ def train(name: str, rate: float, seed: int, splits: tuple[Images, Images, int],
         loss = F.cross_entropy(model(standardised(batch.images)), batch.labels)
         if not math.isfinite(loss.item()):
             settings.say(f"{name}, rate {rate:g}, seed {seed}: not finite at step {step}")
-            looks.append(looks[-1]._replace(step=step, loss=math.inf, accuracy=1 / classes))
+            looks.append(look(model, test, step)._replace(loss=math.inf))
             break
         optimizer.zero_grad()
         loss.backward()
