@@ -24,8 +24,10 @@ def _alike_everywhere():
     torch.manual_seed(0)
     yield
     # What one test compiled counts towards the number of recompilations of the next.
-    if "torch._dynamo" in sys.modules:
-        sys.modules["torch._dynamo"].reset()
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None and dynamo.utils.counters:
+        dynamo.reset()
+        dynamo.utils.counters.clear()
 
 
 @pytest.fixture

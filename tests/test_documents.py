@@ -77,7 +77,7 @@ def test_the_contender_of_the_benchmark_page_routes():
     torch.testing.assert_close(names["route"](children, weight, 3), dynamic_routing(children, weight, 3))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_blocks_of_the_page_on_backbones_run(tmp_path, monkeypatch, capsys):
     from mereo.cli.main import main
 
@@ -138,6 +138,7 @@ def test_the_examples_of_contributing_are_the_tested_files(file, block):
         assert piece.strip() and piece in text, piece
 
 
+@pytest.mark.long
 def test_the_script_of_contributing_holds_all_checks(python):
     section = CONTRIBUTING.partition("### A script of your own")[2]
     (script,) = re.findall(r"```\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)

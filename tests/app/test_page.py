@@ -120,6 +120,7 @@ def test_explanations_that_a_network_lacks_are_hidden(run: Path, other: Path) ->
         networks.model("elsewhere")
 
 
+@pytest.mark.long
 def test_two_hundred_requests_at_once(client: Any, run: Path) -> None:
     (path,) = upload(client, photo()).json()
     with ThreadPoolExecutor(64) as pool:

@@ -43,6 +43,7 @@ def test_a_table_tells_what_was_compared(call, run):
     assert json.loads(Path("licensed/config.json").read_text())["pretrained_cfg"]["license"] == "mit"
 
 
+@pytest.mark.long
 def test_precision_prints_what_it_costs(call, run):
     code, out, err = call("export", run, "--to", "torch", "--precision", "bf16", "--limit", "40", "--json")
     assert code == 0, err

@@ -199,6 +199,7 @@ def test_layouts_do_not_matter() -> None:
         assert torch.equal(function(7, turned), function(7, k).transpose(0, 2))
 
 
+@pytest.mark.long
 def test_compiled() -> None:
     def both(k: Tensor) -> Tensor:
         return log_vmf_normaliser(8, k) + 2 * mean_resultant_length(8, k)

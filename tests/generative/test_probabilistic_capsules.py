@@ -280,7 +280,7 @@ def test_blank_and_huge_poses_and_single_capsules(children: int, parents: int, s
     assert capsules(given).routing.isfinite().all() and capsules(given[:0]).elbo.shape == (0,)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiles_and_exports() -> None:
     capsules = ProbabilisticCapsules(4, 2, hidden=8).eval()
 

@@ -215,7 +215,7 @@ def test_a_stroke_is_bright_within_its_width() -> None:
     assert not draw_strokes(ends, torch.zeros(1, 1, dtype=torch.bool), 9).any()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiles_and_exports() -> None:
     own = ProbabilisticImageCapsules(3, 2, img_size=8, template_size=4, hidden=8).eval()
 

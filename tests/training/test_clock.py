@@ -86,6 +86,7 @@ def test_the_most_epochs_end_a_training_before_its_time_as_without_a_clock(passi
     assert len(rows(result)) == 2 and passing.now < 110
 
 
+@pytest.mark.long
 def test_a_killed_training_goes_on_with_the_time_that_was_left(passing, small_config, silent, monkeypatch):
     passing.reading = 0.0
     config = small_config(minutes=0.5, epochs=1000, name="killed")

@@ -1,7 +1,10 @@
 """Comparisons: how networks are named, what the table holds, that finished runs are kept."""
 
+import contextlib
 import csv
+import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -102,56 +105,43 @@ def test_speeds_are_of_functions_in_turn():
     assert order == ["a", "b"] * 6, "once each to warm up, then by turns"
 
 
-def test_the_command_writes_a_page_and_a_picture(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    words = ["--epochs", "1", "--limit", "32", "--batch-size", "16", "--warmup-epochs", "0", "--device", "cpu"]
-    words += ["--plain", "none"]
-    assert main(["compare", SMALL, OTHER, *words]) == 0
-    out = capsys.readouterr().out
+FEW = ["--epochs", "1", "--limit", "32", "--batch-size", "16", "--warmup-epochs", "0", "--device", "cpu"]
+PLAIN = "torchvision:shufflenet_v2_x0_5"
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """A folder with a comparison by the command, and what that printed."""
+    folder, printed = tmp_path_factory.mktemp("compared"), io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(printed):
+        assert main(["compare", SMALL, *FEW, "--plain", PLAIN]) == 0
+    return folder, printed.getvalue()
+
+
+def test_the_command_writes_a_page_and_a_picture(compared, monkeypatch, capsys):
+    monkeypatch.chdir(compared[0])
+    out, folder = compared[1], Path("runs/compare-digits")
     assert "1/2 mspcaps_tiny:" in out and "inference images/s" in out and "comparison.png" in out
-    folder = Path("runs/compare-digits")
     document = json.loads((folder / "comparison.json").read_text())
-    names = {row["model"] for row in document["networks"]}
-    assert names == {parse_variant(t)[0] for t in (SMALL, OTHER)}
     rows = list(csv.DictReader((folder / "comparison.csv").read_text().splitlines()))
     page = (folder / "comparison.md").read_text()
     for row, same in zip(rows, document["networks"], strict=True):
         assert float(row["accuracy"]) == same["accuracy"] and row["model"] == same["model"]
-        assert (
-            f"| {for_markdown(row['model'])} | {100 * same['accuracy']:.2f} | - | 1 | {same['parameters']:,} |" in page
-        )
+        text = f"{100 * same['accuracy']:.2f} | - | 1 | {same['parameters']:,} |"
+        assert f"| {for_markdown(row['model'])}" in page and text in page
     with Image.open(folder / "comparison.png") as picture:
         assert picture.width > 1000 and len(picture.convert("L").getcolors(256 * 256)) > 20
-    assert main(["compare", SMALL, OTHER, *words, "--json"]) == 0
+    assert main(["compare", SMALL, *FEW, "--plain", PLAIN, "--json"]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)[0]["accuracies"] == document["networks"][0]["accuracies"]
     assert "already finished" in printed.err
 
 
-def test_networks_that_guess_are_called_that(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    chance = {"accuracy": 1.0}
-    monkeypatch.setattr("mereo.measure.side_by_side.chance_accuracy", lambda confusion: chance["accuracy"])
-    words = ["compare", SMALL, "--epochs", "1", "--limit", "32", "--batch-size", "16", "--device", "cpu"]
-    words += ["--warmup-epochs", "0", "--plain", "none"]
-    for accuracy, guesses in ((1.0, True), (0.0, False)):
-        chance["accuracy"] = accuracy
-        assert main(words) == 0
-        out, page = capsys.readouterr().out, Path("runs/compare-digits/comparison.md").read_text().replace("\\", "")
-        assert all(("predicts no better than chance" in text) == guesses for text in (out, page))
-        (row,) = json.loads(Path("runs/compare-digits/comparison.json").read_text())["networks"]
-        assert row["at_chance"] == guesses
-
-
-def test_a_plain_network_is_put_beside_them(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    words = ["--epochs", "1", "--limit", "32", "--batch-size", "16", "--warmup-epochs", "0", "--device", "cpu"]
-    assert main(["compare", SMALL, *words, "--plain", "torchvision:shufflenet_v2_x0_5"]) == 0
-    out = capsys.readouterr().out
-    plain = "torchvision:shufflenet_v2_x0_5:img_size=16"
+def test_a_plain_network_is_put_beside_them(compared):
+    out, folder = compared[1], compared[0] / "runs/compare-digits"
+    plain = f"{PLAIN}:img_size=16"
     assert f"compared with the plain {plain}: " in out and "no better than chance" in out
     assert "uniform couplings, %" in out and "shuffled couplings, %" in out
-    folder = Path("runs/compare-digits")
     document = json.loads((folder / "comparison.json").read_text())
     measured = document["measured"]
     assert set(measured) == {parse_variant(SMALL)[0], plain}
@@ -159,6 +149,18 @@ def test_a_plain_network_is_put_beside_them(tmp_path, monkeypatch, capsys):
     assert 0 <= measured[parse_variant(SMALL)[0]]["couplings_uniform"] <= 1
     assert {row["model"] for row in document["networks"] if row["plain"]} == {plain}
     assert "compared with the plain" in (folder / "comparison.md").read_text()
+
+
+@pytest.mark.parametrize(("chance", "guesses"), [(1.0, True), (0.0, False)])
+def test_networks_that_guess_are_called_that(compared, tmp_path, monkeypatch, capsys, chance, guesses):
+    shutil.copytree(compared[0] / "runs", tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("mereo.measure.side_by_side.chance_accuracy", lambda confusion: chance)
+    assert main(["compare", SMALL, *FEW, "--plain", "none"]) == 0
+    out, page = capsys.readouterr().out, Path("runs/compare-digits/comparison.md").read_text().replace("\\", "")
+    assert all(("predicts no better than chance" in text) == guesses for text in (out, page))
+    (row,) = json.loads(Path("runs/compare-digits/comparison.json").read_text())["networks"]
+    assert row["at_chance"] == guesses
 
 
 @pytest.mark.parametrize(

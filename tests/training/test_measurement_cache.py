@@ -31,7 +31,7 @@ def test_a_measurement_is_repeated_only_where_its_settings_differ(tmp_path: Path
     assert len(calls) == 6
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_peak_of_a_step_holds_weights_gradients_and_moments() -> None:
     plan = make_plan(TrainConfig(model="capsnet_middle", img_size=20, batch_size=2, optimizer="adam", device="cpu"))
     weights = sum(4 * p.numel() for p in plan.build_model().parameters())

@@ -212,6 +212,7 @@ LEARNABLE = ("sigma", "kappa", "log_prior")
     lacking=st.booleans(),
 )
 @FEW
+@pytest.mark.long
 def test_the_bound_never_falls(
     family: Any, seed: int, sizes: tuple[int, int, int, int], scale: float, learn: set[str], shape: str,
     sparsity: float, grouped: bool, lacking: bool,

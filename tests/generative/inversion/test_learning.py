@@ -208,6 +208,7 @@ def test_learning_raises_the_bound_and_returns_what_it_learned(family: str, name
         assert torch.equal(getattr(learned, other), getattr(plain, other))
 
 
+@pytest.mark.long
 def test_the_parameters_of_the_data_are_recovered() -> None:
     """Sigma, kappa and the proportions that children were drawn with, by parents that are known."""
     draws, count = torch.Generator().manual_seed(3), 3000

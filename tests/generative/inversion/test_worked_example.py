@@ -142,6 +142,7 @@ def test_sphere_end() -> None:
     assert (found.trace < exact).all()
 
 
+@pytest.mark.long
 def test_sphere_from_thirty_random_starts() -> None:
     shares = torch.rand(30, 3, 2, dtype=D)
     batch = invert(

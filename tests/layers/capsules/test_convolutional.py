@@ -239,10 +239,10 @@ def test_autocast_computes_in_float32(routing: str, method: str, monkeypatch: py
 @pytest.mark.parametrize(
     ("routing", "compete"),
     [
-        ("dynamic", "positions"), ("em", "window"),
-        *(pytest.param(each, "window", marks=pytest.mark.long) for each in sorted(VOTE_ROUTINGS) if each != "em"),
+        ("dynamic", "positions"), *((each, "window") for each in sorted(VOTE_ROUTINGS)),
     ],
 )  # fmt: skip
+@pytest.mark.long
 def test_compiles_and_exports(routing: str, compete: str) -> None:
     torch.manual_seed(0)
     layer = ConvCapsules(2, 3, 3, 2, padding=1, routing=routing, compete=compete, coordinates=True, in_pose=(2, 2))
