@@ -158,7 +158,13 @@ def step_shares(setting: Setting, quick: bool) -> list[Table]:
         for _ in range(steps):
             step()
     kind = "self_device_time_total" if on_cuda else "self_cpu_time_total"
-    own = {each.key: getattr(each, kind) for each in trace.key_averages()}
+    # Of a GPU's time the kernels themselves, and spans around operators, would count twice.
+    operators = (
+        each
+        for each in trace.key_averages()
+        if not on_cuda or (each.device_type.name == "CPU" and not each.is_user_annotation)
+    )
+    own = {each.key: getattr(each, kind) for each in operators}
     whole, largest = sum(own.values()), sorted(own, key=lambda key: -own[key])[:OPERATORS]
     rows = [(key, f"{own[key] / 1e3 / steps:.2f}", f"{100 * own[key] / whole:.1f} %") for key in largest]
     notes = (f"{len(largest)} of {len(own)} operators, with the profiler running, which makes Python slower",)
