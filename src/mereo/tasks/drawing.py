@@ -4,6 +4,7 @@ Source: ours; the loss is that of velocities, Salimans, Ho 2022, arXiv:2202.0051
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import permutations
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.data import Batch
-from mereo.data.glyph_scenes.prompts import COLOURS, KINDS, PAD, SHAPES, START, decode, encode, placements, understand
+from mereo.data.glyph_scenes.prompts import KINDS, PAD, START, decode, encode, is_glyph, placements, understand
 from mereo.data.glyph_scenes.scenes import make_scenes
 from mereo.errors import UsageError
 from mereo.tasks.base import Metrics, Objective, Seen, Settings, Task, register_task
@@ -39,17 +40,15 @@ def shown(prompt: str, kinds: Sequence[int]) -> tuple[int, int, bool]:
         kinds: of the glyphs in the quarters.
     """
     glyphs = understand(prompt)
-    wanted = [[*COLOURS].index(glyph.colour) + len(COLOURS) * SHAPES.index(glyph.shape) for glyph in glyphs]
-    left = [*kinds]
-    there = 0
-    for kind in wanted:
-        if kind in left:
-            left.remove(kind)
-            there += 1
-    placed = any(
-        all(kinds[place] == kind for place, kind in zip(places, wanted, strict=True)) for places in placements(glyphs)
+    most = max(
+        sum(is_glyph(kind, glyph) for kind, glyph in zip(order, glyphs, strict=True))
+        for order in permutations(kinds, len(glyphs))
     )
-    return len(glyphs), there, placed
+    placed = any(
+        all(is_glyph(kinds[place], glyph) for place, glyph in zip(places, glyphs, strict=True))
+        for places in placements(glyphs)
+    )
+    return len(glyphs), most, placed
 
 
 class DrawingObjective(Objective):

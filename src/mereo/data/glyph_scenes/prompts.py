@@ -1,6 +1,6 @@
 """Prompts such as "a red square left of a blue star": words, tokens, and what a prompt states of each glyph.
 
-    prompt = glyph [place] {connector glyph [place]},   place = [top | bottom] [left | right]
+    prompt = glyph {connector glyph},   glyph = [colour] shape [top | bottom] [left | right]
 
 A connector is "and", or where the glyph before it stands of the glyph behind it: "left of", "right of", "above",
 "below". Both then share a row or a column.
@@ -38,12 +38,12 @@ class Named:
     """A glyph that a prompt names.
 
     Attributes:
-        colour, shape: in words.
+        colour, shape: in words; None for any colour.
         row, column: 0 or 1 where stated, None for any.
         relation: where it stands of the next glyph, one of RELATIONS; None for anywhere.
     """
 
-    colour: str
+    colour: str | None
     shape: str
     row: int | None = None
     column: int | None = None
@@ -82,7 +82,11 @@ def decode(tokens: Tensor, concepts: Sequence[str] = ()) -> list[str]:
     prompts = []
     for row in tokens.tolist():
         words = [known[token] for token in row if token > START]
-        text = " ".join(f"a {word}" if word in COLOURS else word for word in words)
+        before = ["", *words]
+        text = " ".join(
+            f"a {word}" if word in COLOURS or (word in (*SHAPES, *concepts) and last not in COLOURS) else word
+            for last, word in zip(before, words, strict=False)
+        )
         prompts.append(text.replace("-of", " of"))
     return prompts
 
@@ -92,9 +96,10 @@ def understand(prompt: str) -> list[Named]:
     words, glyphs = words_of(prompt), list[Named]()
     hint = "write 'a red square left of a blue star', or 'a red square top left and a blue star bottom'"
     while words:
-        if len(words) < 2 or words[0] not in COLOURS or words[1] not in SHAPES:
-            raise UsageError(f"prompt is {prompt!r}, without a colour and a shape at {' '.join(words[:2])!r}; {hint}.")
-        (colour, shape), words = words[:2], words[2:]
+        colour = words.pop(0) if words[0] in COLOURS else None
+        if not words or words[0] not in SHAPES:
+            raise UsageError(f"prompt is {prompt!r}, without a shape at {' '.join(words[:1])!r}; {hint}.")
+        shape = words.pop(0)
         row = ROWS.index(words.pop(0)) if words and words[0] in ROWS else None
         column = COLUMNS.index(words.pop(0)) if words and words[0] in COLUMNS else None
         connector = words.pop(0) if words else None
@@ -123,3 +128,9 @@ def _agrees(glyphs: Sequence[Named], places: Sequence[int]) -> bool:
         if not aligned or other - place != wanted[glyph.relation]:
             return False
     return True
+
+
+def is_glyph(kind: int, glyph: Named) -> bool:
+    """Whether a kind of glyph, -1 for none, is one that was named."""
+    right = kind >= 0 and SHAPES[kind // len(COLOURS)] == glyph.shape
+    return right and glyph.colour in (None, [*COLOURS][kind % len(COLOURS)])

@@ -13,9 +13,9 @@ SIDE, GROUND = 32, 0.9
 RADIUS, SHIFT = (4.6, 6.0), 1.4
 """Least and largest half width of a glyph, and most pixels between its centre and the middle of its quarter."""
 TEXTURES = ("stripes", "checks")
-ALONE, PLACED, RELATED = (0.2, 0.7), 0.35, 0.6
-"""Shares of scenes of one glyph, and of one or two, of glyphs whose row (or column) is stated, and of neighbours that
-are related."""
+ALONE, PLACED, RELATED, COLOURLESS = (0.2, 0.7), 0.35, 0.6, 0.15
+"""Shares of scenes of one glyph, and of one or two, of glyphs whose row (or column) is stated, of neighbours that are
+related, and of glyphs whose colour is not stated."""
 _STEPS, _MIX = (1 << 12, 1 << 44, -7046029254386353131), (-4658895280553007687, -7723592293110705685)
 
 
@@ -103,9 +103,9 @@ def make_scenes(numbers: Tensor, seed: int = 0) -> Scenes:
         numbers: int64 (scenes,).
     """
     count, device = len(numbers), numbers.device
-    drawn = uniform(numbers, KINDS + 5 + 6 * MOST - 1, seed)
-    kinds, quarters, one, centres, radii, stated, related = drawn.split(
-        (KINDS, 4, 1, 2 * MOST, MOST, 2 * MOST, MOST - 1), 1
+    drawn = uniform(numbers, KINDS + 5 + 7 * MOST - 1, seed)
+    kinds, quarters, one, centres, radii, stated, related, named = drawn.split(
+        (KINDS, 4, 1, 2 * MOST, MOST, 2 * MOST, MOST - 1, MOST), 1
     )
     kinds, quarters = kinds.argsort(1)[:, :MOST], quarters.argsort(1)[:, :MOST]
     colours, shapes, rows, columns = kinds % len(COLOURS), kinds // len(COLOURS), quarters // 2, quarters % 2
@@ -118,7 +118,7 @@ def make_scenes(numbers: Tensor, seed: int = 0) -> Scenes:
     words[:, 0] = START
     for glyph in range(MOST):
         parts = (
-            NUMBER["red"] + colours[:, glyph], NUMBER["square"] + shapes[:, glyph],
+            (NUMBER["red"] + colours[:, glyph]).where(named[:, glyph] >= COLOURLESS, PAD), NUMBER["square"] + shapes[:, glyph],
             (NUMBER["top"] + rows[:, glyph]).where(row_stated[:, glyph], PAD),
             (NUMBER["left"] + columns[:, glyph]).where(column_stated[:, glyph], PAD),
         )  # fmt: skip
