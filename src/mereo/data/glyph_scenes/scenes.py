@@ -96,6 +96,15 @@ def uniform(numbers: Tensor, count: int, seed: int) -> Tensor:
     return (z & 0xFFFFFF).float() / 2**24
 
 
+def noise_for(tokens: Tensor, shape: tuple[int, ...], seed: int = 0) -> Tensor:
+    """Normal noise that depends on a prompt and a seed only: int64 (n, words) -> (n, *shape)."""
+    number = torch.zeros(len(tokens), dtype=torch.int64, device=tokens.device)
+    for column in tokens.unbind(1):
+        number = number * 31 + column
+    share = uniform(number % 2**40, math.prod(shape), seed) + 2.0**-25
+    return torch.special.ndtri(share).view(-1, *shape)
+
+
 def make_scenes(numbers: Tensor, seed: int = 0) -> Scenes:
     """The scenes of these numbers under a seed, made on their device.
 

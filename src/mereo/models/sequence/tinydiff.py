@@ -38,7 +38,7 @@ def axial_rotary(x: Tensor, places: Tensor) -> Tensor:
         x: queries or keys.
         places: row and column of each token.
 
-    Shapes: (..., tokens, D), D a multiple of 4, (tokens, 2) -> (..., tokens, D).
+    Shapes: (batch, heads, tokens, D), D a multiple of 4, (tokens, 2) or (batch, 1, tokens, 2) -> as x.
     """
     pairs = x.shape[-1] // 4
     rates = ROTARY_BASE ** -(torch.arange(pairs, device=x.device, dtype=torch.float32) / pairs)
@@ -46,12 +46,6 @@ def axial_rotary(x: Tensor, places: Tensor) -> Tensor:
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     first, second = x[..., : 2 * pairs], x[..., 2 * pairs :]
     return torch.cat((first * cos - second * sin, first * sin + second * cos), -1)
-
-
-def grid_places(side: int) -> Tensor:
-    """Row and column of each cell of a square grid, row by row: int64 (side^2, 2)."""
-    numbers = torch.arange(side)
-    return torch.cartesian_prod(numbers, numbers)
 
 
 class GridAttention(MultiHeadAttention):
@@ -65,8 +59,9 @@ class GridAttention(MultiHeadAttention):
         self.side = side
 
     def turned(self, x: Tensor, places: Tensor) -> Tensor:
-        """Queries or keys with their positions: (batch, heads, n, d), numbers of cells int64 (n,) -> the same."""
-        return axial_rotary(x, torch.stack((places // self.side, places % self.side), -1))
+        """Queries or keys (batch, heads, n, d) with the positions of cells, int64 (n,) or (batch, n)."""
+        grid = torch.stack((places // self.side, places % self.side), -1)
+        return axial_rotary(x, grid if places.dim() == 1 else grid.unsqueeze(1))
 
     def exchange(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         places = torch.arange(self.side**2, device=q.device)
