@@ -38,7 +38,8 @@ def concept_maps(
 
     Shapes: (N_s, N_s), (N_c, words) -> (concepts + 1, H, W), H W = N_s.
     """
-    columns = square(token_columns(cross_attn, [*concept_tokens, background_token], "concept_tokens"))
+    concepts = token_columns(cross_attn, concept_tokens, "concept_tokens")
+    columns = square(torch.cat((concepts, token_columns(cross_attn, [background_token], "background_token")), -2))
     sharp = min_max(columns**2)
     side = int(len(self_attn) ** 0.5 + 0.5)
     if sharp.shape[-1] != side:

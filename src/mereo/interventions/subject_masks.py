@@ -79,7 +79,7 @@ def otsu_threshold(values: Tensor) -> Tensor:
 
     Reference: Otsu 1979, doi:10.1109/TSMC.1979.4310076, on 256 bins; the middle of the best ones.
     """
-    flat = values.flatten(0, -2).double()
+    flat = values.reshape(-1, values.shape[-1]).double()
     bins = (flat * (BINS - 1)).round().long()
     counts = torch.zeros(len(flat), BINS, dtype=torch.float64, device=values.device).scatter_add_(
         1, bins, torch.ones_like(flat)

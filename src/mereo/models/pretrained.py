@@ -34,8 +34,16 @@ def tags_of(model: str) -> list[str]:
     return [name.partition(".")[2] for name in list_pretrained(f"{model}.*")]
 
 
+def bundled_name(name: str) -> str | None:
+    """One of `list_pretrained()`, by its name or by the model of which it has the only weights; None for others."""
+    names = list_pretrained()
+    only = [each for each in names if each.partition(".")[0] == name]
+    return name if name in names else only[0] if len(only) == 1 else None
+
+
 def pretrained_path(name: str) -> Path:
-    """The file of one of `list_pretrained()`; UsageError with the nearest names if there is none."""
+    """The file of one of `list_pretrained()`, or of its model; UsageError with the nearest names if there is none."""
+    name = bundled_name(name) or name
     if name not in list_pretrained():
         raise unknown("pretrained network", name, list_pretrained())
     return FOLDER / f"{name}.safetensors"

@@ -279,9 +279,9 @@ class TinyDiff(Network):
     def forward_head(self, features: tuple[Tensor, Tensor], pre_logits: bool = False) -> Tensor:
         """Images in [0, 1]; with `pre_logits` what the last layer reads in the first step."""
         words, mask = features
-        noise = self.start.to(words.dtype).expand(len(words), -1, -1, -1)
+        noise = self.start.to(words.dtype).expand(words.shape[0], -1, -1, -1)
         if pre_logits:
-            return self.cells(noise, noise.new_ones(len(words)), words, mask)
+            return self.cells(noise, noise.new_ones(words.shape[0]), words, mask)
         return self.sample(words, mask, noise, self.steps, self.guidance)
 
     def sample(
@@ -305,11 +305,11 @@ class TinyDiff(Network):
         empty = torch.full((1, LENGTH), PAD, device=words.device)
         empty[:, 0] = START
         nothing, no_mask = self.forward_features(empty)
-        both = torch.cat((nothing.expand(len(words), -1, -1), words))
-        masks = torch.cat((no_mask.expand(len(words), -1), mask))
+        both = torch.cat((nothing.expand(words.shape[0], -1, -1), words))
+        masks = torch.cat((no_mask.expand(words.shape[0], -1), mask))
         images, wide = noise, accumulation_type(noise)
         for step in range(steps):
-            time = torch.full((len(words),), 1 - step / steps, device=noise.device, dtype=wide)
+            time = torch.full((words.shape[0],), 1 - step / steps, device=noise.device, dtype=wide)
             a, s = (part[:, None, None, None] for part in schedule(time))
             b, r = (part[:, None, None, None] for part in schedule(time - 1 / steps))
             plain, prompted = self.velocity(torch.cat((images, images)), torch.cat((time, time)), both, masks).chunk(2)
