@@ -318,7 +318,7 @@ class TinyDiff(Network):
             images = (b * clean + r * (images - a * clean) / s).to(noise.dtype)
             if progress is not None:
                 progress(step + 1)
-        return (images + 1) / 2
+        return ((images + 1) / 2).clamp(0, 1)
 
     def draw(
         self,
