@@ -1,6 +1,7 @@
 """TinyDiff: its sampler against a slow one, positions that are relative, guidance, prompts and refusals."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +66,18 @@ def test_padding_and_other_prompts_do_not_matter() -> None:
     expected = model.velocity(noise, time, words, mask)
     torch.testing.assert_close(model.velocity(noise, time, words.where(mask.unsqueeze(-1), 9.0), mask), expected)
     assert not torch.equal(model.draw(PROMPTS[:1], seed=0), model.draw(PROMPTS[:1], seed=1))
+
+
+def test_further_words_start_as_known_ones_and_are_saved(tmp_path: Path) -> None:
+    model = made().float()
+    more = model.with_concepts({"new1": "square"})
+    torch.testing.assert_close(more.draw(["a red new1"]), model.draw(["a red square"]))
+    mereo.save_weights(tmp_path / "more.safetensors", more)  # type: ignore[arg-type]
+    again: Any = mereo.load(tmp_path / "more.safetensors")
+    assert torch.equal(again.draw(["a new1"]), more.draw(["a new1"]))
+    for words in ({"star": "square"}, {"new1": "sqare"}):
+        with pytest.raises(UsageError, match="words has"):
+            model.with_concepts(words)
 
 
 def test_wrong_arguments_are_named() -> None:

@@ -5,8 +5,8 @@ Source: ours; blocks as in PixArt-alpha (arXiv:2310.00426) with axial rotary pos
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from mereo.layers.feed_forward import FeedForward
 from mereo.mechanisms.attention.dense.multi_head import MultiHeadAttention
 from mereo.models.layers import layer_depths
 from mereo.models.network import Network
-from mereo.models.registry import register_model
+from mereo.models.registry import build, register_model
 
 FREQUENCIES, ROTARY_BASE = 32, 10.0
 """Sines of the time (and as many cosines), and the longest wave of positions over 2 pi."""
@@ -273,6 +273,26 @@ class TinyDiff(Network):
         if noisy is None or time is None:
             return self.forward_head(features)
         return self.velocity(noisy, time, *features)
+
+    def with_concepts(self, words: Mapping[str, str]) -> "TinyDiff":
+        """A copy that knows further words, each with the embedding of a word that it knows.
+
+        Args:
+            words: new word -> known word, such as {"new1": "square"}.
+
+        Raises:
+            UsageError: for a new word that is known, and a known one that is not; without `config`.
+        """
+        known = (*VOCABULARY, *self.concepts)
+        for new, like in words.items():
+            if new in known or like not in known:
+                raise UsageError(f"words has {new!r} with {like!r}; a new word takes the embedding of a known one.")
+        args = {**self.config["args"], "concepts": [*self.concepts, *words]}
+        made = cast(TinyDiff, build(self.config["model"], **args))
+        state = self.state_dict()
+        like_rows = state["words.weight"][[known.index(word) for word in words.values()]]
+        made.load_state_dict({**state, "words.weight": torch.cat((state["words.weight"], like_rows))})
+        return made.to(self.start.device).train(self.training)
 
     # --- drawing ----------------------------------------------------------------------------------------------------
 
