@@ -38,9 +38,13 @@ def textured(count: int, draws: torch.Generator) -> tuple[Tensor, Tensor]:
     textures = torch.randint(3, shape, generator=draws)
     there = torch.rand(shape, generator=draws) < 0.8
     images = paint(
-        torch.randint(len(COLOURS), shape, generator=draws), torch.randint(len(SHAPES), shape, generator=draws), centres,
-        RADIUS[0] + (RADIUS[1] - RADIUS[0]) * torch.rand(shape, generator=draws), there, textures,
-    )  # fmt: skip
+        torch.randint(len(COLOURS), shape, generator=draws),
+        torch.randint(len(SHAPES), shape, generator=draws),
+        centres,
+        RADIUS[0] + (RADIUS[1] - RADIUS[0]) * torch.rand(shape, generator=draws),
+        there,
+        textures,
+    )
     noise = torch.randn(images.shape, generator=draws) * 0.1 * torch.rand(count, 1, 1, 1, generator=draws)
     return images + noise, (textures * there).flatten()
 
@@ -115,8 +119,8 @@ def run(settings: Settings) -> dict[str, Any]:
     draw_images(torch.stack([images[0], *blank, *images[1:]]), [titles[0], *[""] * len(blank), *titles[1:]],
                 settings.folder / PICTURE, columns=2 * SHOWN)  # fmt: skip
     notes += [
-        f"The probe is right on {100 * accuracy:.1f} % of the quarters of true scenes. Before, a square shows stripes in"
-        f" {100 * before[0, 0]:.0f} % and a circle checks in {100 * before[1, 1]:.0f} %."
+        f"The probe is right on {100 * accuracy:.1f} % of the quarters of true scenes. Before, a square shows stripes"
+        f" in {100 * before[0, 0]:.0f} % and a circle checks in {100 * before[1, 1]:.0f} %."
     ]
     return {"tables": {f"{count} pictures of each word, {settings.seeds} seeds": rows}, "notes": notes,
             "pictures": [PICTURE]}  # fmt: skip

@@ -90,7 +90,7 @@ def scored(kinds: Tensor, chosen: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def timed(run: Callable[[], Any], changed: Callable[[], AbstractContextManager[None]]) -> tuple[float, float]:
-    """Seconds of a pass without and with a change, each the median of TIMES passes in turn, and their ratio's median."""
+    """Seconds of a plain pass, and how much longer a changed one takes: medians over TIMES passes of both in turn."""
     plain, ratios = [], []
     for _ in range(TIMES):
         spent = []

@@ -1,4 +1,4 @@
-"""Glyph scenes: prompts are true of their pictures, every scene is a function of its number, sentences are understood."""
+"""Glyph scenes: prompts are true of their pictures, a scene is a function of its number, sentences are understood."""
 
 import pytest
 import torch
@@ -43,9 +43,7 @@ def test_sentences_are_understood() -> None:
         Named("red", "square", relation="left-of"), Named("blue", "star")
     ]  # fmt: skip
     assert placements(understand("a red square left of a blue star")) == [(0, 1), (2, 3)]
-    assert placements(understand("a ring in the top-right corner and a black cross below a star")) == [
-        (1, 2, 0)
-    ]
+    assert placements(understand("a ring in the top-right corner and a black cross below a star")) == [(1, 2, 0)]
     assert understand("a ring left and a star")[0] == Named(None, "ring", column=0)
     assert len(NAMES) == KINDS == 36 and len({*VOCABULARY}) == len(VOCABULARY)
     for prompt, word in (

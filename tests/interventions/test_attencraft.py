@@ -1,4 +1,4 @@
-"""Masks of concepts, the alignment loss, the sampler and the watching context against the equations and worked numbers."""
+"""Masks of concepts, the alignment loss, the sampler and the context against the equations and worked numbers."""
 
 import math
 from collections import Counter

@@ -12,7 +12,7 @@ from mereo.data.glyph_scenes.prompts import KINDS
 from mereo.data.glyph_scenes.scenes import make_scenes
 from mereo.errors import UsageError
 from mereo.tasks import Drawing
-from mereo.tasks.drawing import Drawn, DrawingMetrics
+from mereo.tasks.drawing import DrawingMetrics, Drawn
 
 SCENES = make_scenes(torch.arange(40))
 BATCH = Batch(images=SCENES.images, labels=SCENES.kinds, prompts=SCENES.tokens)

@@ -118,7 +118,9 @@ def attencraft(
         raise UsageError(f"layers are {', '.join(chosen)}, without cross-attention to words; give a model with it.")
     first: list[str] = []
 
-    def watched(layer: AttentionLayer, name: str, tokens: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
+    def watched(
+        layer: AttentionLayer, name: str, tokens: Tensor, context: Tensor | None, mask: Tensor | None
+    ) -> Tensor:
         if not first:
             first.append(name)
         if name == first[0]:

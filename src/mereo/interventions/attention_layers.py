@@ -51,7 +51,9 @@ class AttentionLayer:
             return attend(q, k, v, self.module.coupling, mask=mask, bias=bias)
         if mask is not None and bias is not None:
             bias = bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask if bias is None else bias, scale=self.module.scale)
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask if bias is None else bias, scale=self.module.scale
+        )
 
     def couplings(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, bias: Tensor | None = None
@@ -112,7 +114,7 @@ def replaced(layers: Mapping[str, AttentionLayer], forward: Callable[[str], Repl
 
     def run(replacement: Replacement, layer: AttentionLayer) -> Callable[..., Tensor]:
         def call(*given: Tensor | None, **named: Any) -> Tensor:
-            tokens = given[0] if given else named.pop("tokens", named.pop("hidden_states", None))
+            tokens: Any = given[0] if given else named.pop("tokens", named.pop("hidden_states", None))
             rest = [*given[1:], *[None] * (2 - len(given[1:]))]
             context = rest[0] if rest[0] is not None else named.get("context", named.get("encoder_hidden_states"))
             mask = rest[1] if rest[1] is not None else named.get("mask", named.get("attention_mask"))

@@ -52,8 +52,8 @@ class _Pictures:
                     f"target_masks are {rows} x {columns}, and a layer has {cells} cells; give masks of its grid, or of"
                     " one with the same proportions."
                 )
-            made = (on_grid(masks, size) for masks in (self.targets, self.references))
-            self.plans[cells] = make_plan(*(without_overlap(mask) for mask in made), self.repositioned)
+            target, reference = (without_overlap(on_grid(each, size)) for each in (self.targets, self.references))
+            self.plans[cells] = make_plan(target, reference, self.repositioned)
         return self.plans[cells]
 
     def repeated(self, keys: Tensor, halves: int, biased: tuple[bool, float], read: bool) -> tuple[Plan, Tensor]:
@@ -147,7 +147,9 @@ def isolate_and_reposition(
     targets = _masks("target_masks", target_masks)
     references = torch.zeros_like(targets) if ref_masks is None else _masks("ref_masks", ref_masks)
     if references.shape != targets.shape:
-        raise UsageError(f"ref_masks are {tuple(references.shape)}; they must be {tuple(targets.shape)}, as target_masks.")
+        raise UsageError(
+            f"ref_masks are {tuple(references.shape)}; they must be {tuple(targets.shape)}, as target_masks."
+        )
     members = 1 if ref_masks is None else targets.shape[1] + 1
     group = len(targets) * members
     pictures = _Pictures(targets, references, members, reposition, mask_dropout, seed)
@@ -155,8 +157,11 @@ def isolate_and_reposition(
     of_grid = {name: layer for name, layer in every.items() if layer.reads_grid}
     chosen = chosen_layers("layers", layers, of_grid)
     up = [name for name in chosen if name.startswith("up_blocks.")] or chosen[len(chosen) // 2 :]
-    reading = [] if ref_masks is None else chosen_layers("reference_layers", up if reference_layers is None else
-                                                         reference_layers, chosen)
+    reading = (
+        []
+        if ref_masks is None
+        else chosen_layers("reference_layers", up if reference_layers is None else reference_layers, chosen)
+    )
     changed = {name: of_grid[name] for name in chosen}
     if mutual_text and ref_masks is not None:
         changed |= {name: layer for name, layer in every.items() if not layer.reads_grid}

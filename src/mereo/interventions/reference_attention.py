@@ -16,7 +16,7 @@ from mereo.core.kernels.attention import attend
 from mereo.errors import UsageError, check_probability
 
 Turn = Callable[[Tensor, Tensor], Tensor]
-"""Queries or keys (P, heads, n, d) and the cells at which they stand, int64 (n,) or (P, n) -> the same with positions."""
+"""Queries or keys (P, heads, n, d) and the cells where they stand, int64 (n,) or (P, n) -> the same with positions."""
 
 
 def subject_labels(target_masks: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class Plan:
         return torch.cat((own, reference), -1).unsqueeze(1)
 
     def bias(self, isolate: bool, ref_bias: float, dtype: torch.dtype) -> Tensor:
-        """What is added to scores: -inf where a pair takes no part, `ref_bias` for reference tokens. (P, 1, N, N + K)."""
+        """What is added to scores, -inf where a pair takes no part, `ref_bias` for references: (P, 1, N, N + K)."""
         allowed = self.allowed(isolate)
         bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
         bias[..., self.labels.shape[1] :] = ref_bias
@@ -198,7 +198,9 @@ def multi_reference_attention(
     check_probability(mask_dropout=mask_dropout)
     plan = make_plan(target_masks, ref_masks, reposition)
     if plan.labels.shape[1] != h_t.shape[1]:
-        raise UsageError(f"target_masks have {plan.labels.shape[1]} cells, and h_t {h_t.shape[1]}; give masks of its grid.")
+        raise UsageError(
+            f"target_masks have {plan.labels.shape[1]} cells, and h_t {h_t.shape[1]}; give masks of its grid."
+        )
     if mask_dropout:
         plan = drop_elements(plan, mask_dropout)
     everywhere = torch.arange(h_t.shape[1], device=h_t.device)

@@ -167,8 +167,9 @@ class Drawing(Task):
         return {}
 
     def example(self, model: nn.Module, count: int, objects: int = 1) -> Batch:
-        side, device = model.start.shape[-1], next(model.parameters()).device  # type: ignore[union-attr, index]
-        scenes = make_scenes(torch.arange(count, device=device))
+        drawing: Any = model
+        side: int = drawing.start.shape[-1]
+        scenes = make_scenes(torch.arange(count, device=drawing.start.device))
         images = F.interpolate(scenes.images, size=(side, side)) if count else scenes.images[..., :side, :side]
         return Batch(images=images, labels=scenes.kinds, prompts=scenes.tokens)
 

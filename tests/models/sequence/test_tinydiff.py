@@ -93,5 +93,5 @@ def test_wrong_arguments_are_named() -> None:
     with pytest.raises(UsageError, match=r"noisy is \(1, 3, 8, 8\)"):
         model(encode(PROMPTS[:1]), torch.zeros(1, 3, 8, 8), torch.zeros(1))
     for changes in ({"dim": 18}, {"patch_size": 5}):
-        with pytest.raises(UsageError, match="dim is|patch_size 5"):
+        with pytest.raises(UsageError, match="patch_size"):
             made(**changes)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mereo.data.glyph_scenes.prompts import COLOURS, KINDS, LENGTH, MOST, NUMBER, PAD, SHAPES, START
+from mereo.data.glyph_scenes.prompts import COLOURS, KINDS, LENGTH, MOST, NUMBER, PAD, START
 
 SIDE, GROUND = 32, 0.9
 """Pixels of a side, and the grey of the ground."""
@@ -127,7 +127,8 @@ def make_scenes(numbers: Tensor, seed: int = 0) -> Scenes:
     words[:, 0] = START
     for glyph in range(MOST):
         parts = (
-            (NUMBER["red"] + colours[:, glyph]).where(named[:, glyph] >= COLOURLESS, PAD), NUMBER["square"] + shapes[:, glyph],
+            (NUMBER["red"] + colours[:, glyph]).where(named[:, glyph] >= COLOURLESS, PAD),
+            NUMBER["square"] + shapes[:, glyph],
             (NUMBER["top"] + rows[:, glyph]).where(row_stated[:, glyph], PAD),
             (NUMBER["left"] + columns[:, glyph]).where(column_stated[:, glyph], PAD),
         )  # fmt: skip

@@ -241,7 +241,7 @@ class TinyDiff(Network):
         if self.grad_checkpointing and self.training:
             out: Tensor = checkpoint(block, *inputs, use_reentrant=False)
             return out
-        return block(*inputs)  # type: ignore[no-any-return]
+        return block(*inputs)
 
     def cells(self, noisy: Tensor, time: Tensor, words: Tensor, mask: Tensor) -> Tensor:
         """What the last layer reads: (batch, 3, img_size, img_size), (batch,), words, mask -> (batch, cells, dim)."""
