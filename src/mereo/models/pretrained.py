@@ -135,6 +135,12 @@ def fill(model: VisionModel, tensors: dict[str, Tensor], metadata: dict[str, Any
     not fit is a UsageError.
     """
     check_same_surgery(model, metadata, source)
+    if model.input_kind != "images":
+        own, given = ({n: x.shape for n, x in each.items()} for each in (model.state_dict(), tensors))
+        if faults := shape_faults(own, given):
+            raise UsageError(f"the weights of {source} do not fit these arguments: {listed(faults)}.")
+        model.load_state_dict(tensors)
+        return Filled()
     own, adapted = model.state_dict(), dict(tensors)
     sizes = None
     if (stated := metadata["args"].get("img_size")) is not None:

@@ -210,6 +210,11 @@ class TinyDiff(Network):
     def input_shape(self) -> tuple[int, ...]:
         return (LENGTH,)
 
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """The shape of the images that it draws."""
+        return tuple(self.start.shape)
+
     def example_inputs(self, count: int) -> Tensor:
         """Random words behind the start."""
         shape, device = (count, LENGTH), self.start.device
