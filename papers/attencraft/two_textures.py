@@ -17,7 +17,7 @@ from mereo.tasks.pictures import draw_images
 from papers.attencraft.customise import WORDS, Way, customise, new_image
 from papers.common.settings import Settings
 
-IMAGES, PROBE_STEPS, SHOWN = 100, 300, 3
+IMAGES, PROBE_STEPS, SHOWN = 20, 120, 3
 STEPS: int | None = None
 PICTURE = "two_textures.png"
 SAMPLINGS = ("joint", "uniform", "reweighted")
