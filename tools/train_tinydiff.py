@@ -19,7 +19,7 @@ from mereo.tasks.drawing import DrawingObjective
 from mereo.training.averaging import WeightAverage
 
 WARM_UP, CLIP, AT_ONCE = 0.02, 1.0, 8
-"""Share of the time in which the rate grows, the largest norm of a gradient, and steps whose scenes are made at once."""
+"""Share of the time in which the rate grows, largest norm of a gradient, steps whose scenes are made together."""
 
 
 def main() -> None:
