@@ -6,13 +6,12 @@ PAPER = Paper(
     "AttenCraft: attention-guided disentanglement of multiple concepts for text-to-image customization",
     "arXiv:2405.17965",
     experiments={
-        "two_textures": Experiment(
-            "Which masks, losses and samplers teach two words from one image without mixing them?",
-            "arXiv:2405.17965, the question of its tables; network and image are ours",
-            "papers.attencraft.two_textures",
+        "noisy_maps": Experiment(
+            "How right are the masks of two concepts as cross-attention gets noisy, with and without self-attention?",
+            "arXiv:2405.17965, its masks; the attention maps are constructed",
+            "papers.attencraft.noisy_maps",
             frozenset({"images", "seeds"}),
             smallest={"data": None, "images": 2},
-            constants={"STEPS": 1, "PROBE_STEPS": 2, "SAMPLINGS": ("reweighted",)},
         ),
     },
 )

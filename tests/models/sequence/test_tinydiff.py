@@ -12,7 +12,7 @@ from mereo.data.glyph_scenes.prompts import START, encode
 from mereo.errors import UsageError
 from mereo.models.sequence.tinydiff import GridAttention, TinyDiff, axial_rotary
 
-SMALL: dict[str, Any] = {"dim": 16, "depth": 2, "text_depth": 1, "num_heads": 2, "img_size": 16, "steps": 3}
+SMALL: dict[str, Any] = {"dim": 16, "depth": 2, "text_depth": 1, "num_heads": 2, "canvas": 16, "steps": 3}
 PROMPTS = ["a red square left of a blue star", "a ring"]
 
 

@@ -141,16 +141,16 @@ class TinyDiff(Network):
         text_depth: blocks of the words.
         num_heads: of every attention; dim / num_heads is a multiple of 4.
         hidden: of the feed-forward networks of the cells, in units of dim.
-        img_size, patch_size: pixels of a side of the image, and of a cell.
+        canvas, patch_size: pixels of a side of the image, and of a cell.
         steps: of the sampler in `forward` without noisy images.
         guidance: w of classifier-free guidance there, v = v_empty + w (v_prompt - v_empty).
         concepts: words beyond the vocabulary, such as "new1".
 
-    Shapes: prompts int64 (batch, LENGTH) -> images (batch, 3, img_size, img_size) in [0, 1], all from the same noise.
-        With noisy images (batch, 3, img_size, img_size) and times (batch,) in [0, 1] -> velocities.
+    Shapes: prompts int64 (batch, LENGTH) -> images (batch, 3, canvas, canvas) in [0, 1], all from the same noise.
+        With noisy images (batch, 3, canvas, canvas) and times (batch,) in [0, 1] -> velocities.
 
     Attributes:
-        start: the noise, (3, img_size, img_size).
+        start: the noise, (3, canvas, canvas).
         judge: names the glyphs of finished images; it is trained on true scenes and takes no part in drawing.
     """
 
@@ -170,7 +170,7 @@ class TinyDiff(Network):
         text_depth: int = 2,
         num_heads: int = 4,
         hidden: int = 2,
-        img_size: int = 32,
+        canvas: int = 32,
         patch_size: int = 4,
         steps: int = 20,
         guidance: float = 2.0,
@@ -181,13 +181,13 @@ class TinyDiff(Network):
         check_heads(dim, num_heads)
         check_steps(1, steps=steps)
         check_not_negative(guidance=guidance)
-        if dim // num_heads % 4 or img_size < 4 or img_size % (2 * patch_size):
+        if dim // num_heads % 4 or canvas < 4 or canvas % (2 * patch_size):
             raise UsageError(
-                f"dim is {dim}, num_heads {num_heads}, img_size {img_size} and patch_size {patch_size}; dim / num_heads"
-                " must be a multiple of 4, and img_size one of 2 patch_size."
+                f"dim is {dim}, num_heads {num_heads}, canvas {canvas} and patch_size {patch_size}; dim / num_heads"
+                " must be a multiple of 4, and canvas one of 2 patch_size."
             )
         self.num_features, self.concepts, self.steps, self.guidance = dim, tuple(concepts), steps, guidance
-        self.patch_size, self.side = patch_size, img_size // patch_size
+        self.patch_size, self.side = patch_size, canvas // patch_size
         self.words = nn.Embedding(len(VOCABULARY) + len(self.concepts), dim)
         self.order = nn.Parameter(0.02 * torch.randn(LENGTH, dim))
         self.reader = nn.ModuleList(PromptBlock(dim, num_heads) for _ in range(text_depth))
@@ -197,13 +197,13 @@ class TinyDiff(Network):
         self.modulation = nn.Linear(dim, 8 * dim)
         self.blocks = nn.ModuleList(DrawingBlock(dim, num_heads, self.side, hidden * dim) for _ in range(depth))
         self.norm = nn.LayerNorm(dim, elementwise_affine=False)
-        self.judge = Judge(img_size)
+        self.judge = Judge(canvas)
         self.head = nn.Linear(dim, 3 * patch_size**2)
         nn.init.normal_(self.words.weight, std=0.5)
         for zero in (self.modulation, self.head):
             nn.init.zeros_(zero.weight)
             nn.init.zeros_(zero.bias)
-        noise = torch.randn(3, img_size, img_size, generator=torch.Generator().manual_seed(0))
+        noise = torch.randn(3, canvas, canvas, generator=torch.Generator().manual_seed(0))
         self.register_buffer("start", noise, persistent=False)
 
     @property
@@ -249,7 +249,7 @@ class TinyDiff(Network):
         return block(*inputs)
 
     def cells(self, noisy: Tensor, time: Tensor, words: Tensor, mask: Tensor) -> Tensor:
-        """What the last layer reads: (batch, 3, img_size, img_size), (batch,), words, mask -> (batch, cells, dim)."""
+        """What the last layer reads: (batch, 3, canvas, canvas), (batch,), words, mask -> (batch, cells, dim)."""
         if noisy.dim() != 4 or noisy.shape[1:] != self.start.shape or time.shape != noisy.shape[:1]:
             raise UsageError(
                 f"noisy is {tuple(noisy.shape)} and time {tuple(time.shape)}; they must be (batch,"
@@ -267,7 +267,7 @@ class TinyDiff(Network):
         return self.norm(cells) * (1 + condition[:, 6:7]) + condition[:, 7:8]
 
     def velocity(self, noisy: Tensor, time: Tensor, words: Tensor, mask: Tensor) -> Tensor:
-        """The velocity, (batch, 3, img_size, img_size); the arguments are those of `cells`."""
+        """The velocity, (batch, 3, canvas, canvas); the arguments are those of `cells`."""
         size = self.patch_size
         pixels = self.head(self.cells(noisy, time, words, mask)).unflatten(2, (3, size, size))
         whole = pixels.unflatten(1, (self.side, self.side)).permute(0, 3, 1, 4, 2, 5)
@@ -324,7 +324,7 @@ class TinyDiff(Network):
 
         Args:
             words, mask: of `forward_features`.
-            noise: (batch, 3, img_size, img_size).
+            noise: (batch, 3, canvas, canvas).
             progress: called with the number of finished steps after each.
         """
         empty = torch.full((1, LENGTH), PAD, device=words.device)
@@ -355,13 +355,13 @@ class TinyDiff(Network):
         noise: Tensor | None = None,
         progress: Callable[[int], Any] | None = None,
     ) -> Tensor:
-        """Draw a picture for each prompt: (prompts, 3, img_size, img_size) in [0, 1].
+        """Draw a picture for each prompt: (prompts, 3, canvas, canvas) in [0, 1].
 
         Args:
             prompts: such as "a red square left of a blue star".
             seed: of the noise.
             steps, guidance: of the sampler; the network's own when None.
-            noise: (prompts, 3, img_size, img_size) in place of the seed.
+            noise: (prompts, 3, canvas, canvas) in place of the seed.
             progress: called with the number of finished steps after each.
 
         Raises:
@@ -387,5 +387,5 @@ register_model(
     "Diffusion transformer that draws up to three coloured glyphs at 32x32 from a prompt.",
     source="arXiv:2310.00426",
     parameters=956693,
-    tiny={"dim": 16, "depth": 2, "text_depth": 1, "num_heads": 2, "img_size": 8, "steps": 2},
+    tiny={"dim": 16, "depth": 2, "text_depth": 1, "num_heads": 2, "canvas": 8, "steps": 2},
 )
