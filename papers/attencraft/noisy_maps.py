@@ -75,7 +75,7 @@ def _draw(labels: Tensor, shown: list[tuple[float, int, Tensor]], path: Path) ->
     for row, power in enumerate((0, 4)):
         found = [(f"noise {noise:g}", each) for noise, other, each in shown if other == power]
         for axes, (title, each) in zip(panels[row], [("true", labels), *found], strict=True):
-            axes.imshow(each, cmap="viridis", vmin=0, vmax=3)
+            axes.imshow(each.numpy(), cmap="viridis", vmin=0, vmax=3)
             axes.set_title(f"{title}\npower {power}" if title != "true" else title, fontsize=8)
             axes.set_axis_off()
     save_figure(figure, path)
