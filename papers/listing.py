@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 NAMES = (
     "aaren",
     "ar_capsnet",
+    "attencraft",
     "cait",
     "capsule_table",
     "clear",
@@ -25,6 +26,7 @@ NAMES = (
     "gcog",
     "kiefer_generative_capsules",
     "lightning",
+    "ir_diffusion",
     "moh",
     "mspcaps",
     "neighborhood",

@@ -88,6 +88,13 @@ def test_its_reader_serves_what_the_facts_state_or_names_what_is_missing(info: D
         assert {name for name, value in seen._asdict().items() if value is not None} == set(info.fields)
         assert len(scenes.class_names) == info.num_classes and int(seen.labels.max()) < info.num_classes
         return
+    if info.fields == ("prompts", "images", "labels"):
+        drawn = load_splits(info.name, length=2, root=tmp_path, limit=20)
+        assert (len(drawn.train), len(drawn.test)) == (20, info.splits["test"])
+        first = drawn.test.batch(torch.arange(3))
+        assert {name for name, value in first._asdict().items() if value is not None} == set(info.fields)
+        assert first.images.shape == (3, info.in_chans, *size) and len(drawn.class_names) == info.num_classes
+        return
     if info.files:
         scipy = "|scipy" if importlib.util.find_spec("scipy") is None else ""
         with pytest.raises(MereoError, match=f"was not found{scipy}"):

@@ -22,6 +22,7 @@ FIELDS = {
     "values": torch.rand(4, 2),
     "rows": torch.rand(4, 3, 2),
     "regions": torch.rand(4, 2, 5),
+    "prompts": torch.arange(8).view(4, 2),
 }
 
 

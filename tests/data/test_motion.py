@@ -156,7 +156,7 @@ def test_a_share_is_the_slice_of_every_field(share: slice) -> None:
         assert (
             (one is None)
             == (other is None)
-            == (name in ("targets", "points", "pointers", "multi_hot", "values", "rows", "regions"))
+            == (name in ("targets", "points", "pointers", "multi_hot", "values", "rows", "regions", "prompts"))
         )
         assert one is None or torch.allclose(one[share], other, atol=1e-6)
 

@@ -3,6 +3,7 @@
 import math
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 import mereo
 from mereo.cli.main import main
 from mereo.errors import UsageError
-from mereo.models import pretrained, save_weights
+from mereo.models import get_model_entry, pretrained, save_weights
 
 NAMES = tuple(f"digit {i}" for i in range(10))
 
@@ -89,7 +90,7 @@ def test_every_network_of_the_package_is_small_has_a_card_and_predicts() -> None
         assert path.stat().st_size <= 5_000_000
         assert "Measured" in path.with_suffix(".md").read_text()
         model = mereo.create_model(name).eval()
-        assert torch.isfinite(model(torch.rand(1, *model.image_shape))).all()
+        assert torch.isfinite(model(model.example_inputs(1))).all()
         assert len(model.class_names) == model.num_classes
 
 
@@ -122,8 +123,20 @@ PREDICTIONS = {
 """The first scores of two images for each network of the package, recorded once: the code may not change them."""
 
 
+def bundled_for_images() -> list[str]:
+    """The bundled weights of networks that read images."""
+    names = mereo.list_models(pretrained=True)
+    return [name for name in names if get_model_entry(name.partition(".")[0]).module.input_kind == "images"]
+
+
+def test_a_drawing_network_is_loaded_by_its_name_alone() -> None:
+    model: Any = mereo.load("tinydiff")
+    drawn = model.draw(["a red square left of a blue star"], steps=2)
+    assert drawn.shape == (1, 3, 32, 32) and model.metadata["data"] == "glyph_scenes"
+
+
 def test_networks_of_the_package_predict_what_they_always_did() -> None:
-    assert list(PREDICTIONS) == mereo.list_models(pretrained=True)
+    assert list(PREDICTIONS) == bundled_for_images()
     for name, expected in PREDICTIONS.items():
         model = mereo.load(name)
         shape = (2, *model.image_shape)
@@ -156,7 +169,7 @@ def test_true_means_the_weights_for_images_of_the_preset(shelf: mereo.models.Cap
 
 def test_timm_creates_the_same_weights_by_the_same_names() -> None:
     timm = pytest.importorskip("timm")
-    names = mereo.list_models(pretrained=True)
+    names = bundled_for_images()
     # Of networks that timm has too, it lists its own weights.
     bundled = {name.partition(".")[0] for name in names}
     assert names == [name for name in timm.list_models(pretrained=True) if name.partition(".")[0] in bundled]

@@ -27,6 +27,7 @@ OUTPUTS: dict[str, Callable[[Any, int], tuple[int | None, ...]]] = {
     "pointers": lambda model, count: (count, None, None),
     "triples": lambda model, count: (count, len(model.measured), model.num_classes),
     "noise": lambda model, count: (count, *model.input_shape),
+    "images": lambda model, count: (count, *model.start.shape),
 }
 """The shape of the outputs by their kind; None for any size."""
 

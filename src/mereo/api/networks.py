@@ -12,7 +12,7 @@ from mereo.escape import cut
 from mereo.inference.footprint import check_runs
 from mereo.models import FeatureMaps, Network, VisionModel, create_model, load
 from mereo.models.plain.own import as_vision_model, has_preprocessing
-from mereo.models.pretrained import list_pretrained
+from mereo.models.pretrained import bundled_name
 from mereo.models.registry import library_of
 from mereo.runtime.device import choose_device
 from mereo.training.arguments import fit
@@ -64,7 +64,7 @@ def is_weights(text: str | Path) -> bool:
     path = Path(text)
     if path.is_dir():
         return (path / "config.yaml").is_file() and (path / "weights").is_dir()
-    return path.suffix == ".safetensors" if path.is_file() else str(text) in list_pretrained()
+    return path.suffix == ".safetensors" if path.is_file() else bundled_name(str(text)) is not None
 
 
 def load_weights(weights: Path | None, device: str, *, ready: bool = False, images: bool = True) -> Trained:

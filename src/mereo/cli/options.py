@@ -46,6 +46,7 @@ class PredictOptions:
       mereo predict photos/ 'more/*.jpg' --json
       mereo predict photos/test --weights runs/mspcaps_tiny-photos --tta --out answers
       mereo predict --weights runs/tnl_tiny-pystdlib --prompt 'def __init__(self' --length 200
+      mereo predict --weights tinydiff --prompt 'a red square left of a blue star'
       mereo predict points.csv --weights runs/pointer_network_small-convex_hull
       mereo predict regions.npz --weights runs/tensor_brain-tensor_brain_scenes
     """

@@ -55,6 +55,9 @@ def run(words: list[str], command: str) -> None:
     if reads == "rows":
         _questions(model, options, paths, source)
         return
+    if reads == "prompts":
+        _pictures(model, options, paths, source)
+        return
     if reads not in ("images", "points", "regions"):
         raise UsageError(f"weights are {str(source)!r}, of a network that reads {reads}; give one of images or text.")
     if options.prompt is not None:
@@ -155,6 +158,41 @@ def _questions(model: Any, options: PredictOptions, paths: Sequence[Path], sourc
     for each in predictions:
         share = 100 * each["scores"][each["answer"]]
         say(f"{each['path']}: {each['question']} -> {each['answer']} ({share:.1f} %); it is {each['true']}")
+
+
+def _pictures(model: Any, options: PredictOptions, paths: Sequence[Path], source: Path) -> None:
+    """Draw a picture for each prompt, a line of a file each, and print the glyphs that the judge finds."""
+    from mereo.data.glyph_scenes.prompts import understand
+    from mereo.runtime.progress import Reporter
+    from mereo.tasks.drawing import Drawing, draw_judged, judged, shown
+
+    texts = {str(path): path.read_bytes()[:LONGEST_PROMPT].decode(errors="replace").splitlines() for path in paths}
+    if options.prompt is not None:
+        texts["prompt"] = [options.prompt]
+    prompts = {name: [line for line in lines if line.strip()] for name, lines in texts.items()}
+    for prompt in (prompt for lines in prompts.values() for prompt in lines):
+        understand(prompt)
+    out, reporter = options.out or new_folder("predictions"), Reporter()
+    out.mkdir(parents=True, exist_ok=True)
+    predictions: list[dict[str, Any]] = []
+    for name, lines in prompts.items():
+        reporter.begin("drawing", model.steps)
+        images = model.draw(lines, seed=options.seed, progress=lambda step: reporter.advance())
+        reporter.stop()
+        drawn, picture = judged(model, images), out / f"{Path(name).stem}.png"
+        draw_judged(lines, drawn, picture)
+        say(f"written: {picture}", file=sys.stderr)
+        found = zip(lines, drawn.kinds.tolist(), Drawing().predict(drawn), strict=True)
+        predictions += [
+            {"path": name, "prompt": prompt, "glyphs": glyphs, "right": shown(prompt, kinds)[2]}
+            for prompt, kinds, glyphs in found
+        ]
+    if options.json:
+        say(json.dumps({"weights": str(source), "predictions": predictions}, indent=2))
+        return
+    for each in predictions:
+        glyphs = ", ".join(f"{glyph} {quarter}" for quarter, glyph in each["glyphs"].items()) or "no glyph"
+        say(f"{each['prompt']}: {glyphs} ({'as asked' if each['right'] else 'not as asked'})")
 
 
 def _continue(model: Any, options: PredictOptions, paths: Sequence[Path], source: Path) -> None:

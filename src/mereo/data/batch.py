@@ -32,6 +32,7 @@ class Batch(NamedTuple):
         regions: float32 (batch, regions, features), of the attended regions of a scene: subject, object, maybe both.
         pointers: int64 (batch, steps), 1 for the first point, 0 for the end of a sequence and -1 for padding.
         rows: float32 (batch, rows, columns), a table of numbers for each sample.
+        prompts: int64 (batch, words), what is to be drawn.
     """
 
     images: Tensor = _ABSENT
@@ -49,6 +50,7 @@ class Batch(NamedTuple):
     values: Tensor | None = None
     rows: Tensor | None = None
     regions: Tensor | None = None
+    prompts: Tensor = _ABSENT
 
     @property
     def length(self) -> int:

@@ -34,8 +34,8 @@ class Images(ABC):
     """A set of images that serves batches by index, stored or generated on the fly.
 
     Attributes:
-        serves: what a network reads of its batches: "images", or "tokens", "points", "rows" or "regions" of a set
-            without images.
+        serves: what a network reads of its batches: "images", or "tokens", "points", "rows", "regions" or
+            "prompts".
     """
 
     class_names: tuple[str, ...]

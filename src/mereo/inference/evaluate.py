@@ -28,8 +28,11 @@ def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -
 def prepare_batch(
     batch: Batch, cfg: Mapping[str, Any], memory_format: torch.memory_format = torch.preserve_format
 ) -> Batch:
-    """A batch as a model takes it: normalised images; without targets, the images themselves are the targets."""
-    if batch.images is None:
+    """A batch as a model takes it: normalised images; without targets, the images themselves are the targets.
+
+    Images that are drawn, not read, stay as they are: their network states no `mean`.
+    """
+    if batch.images is None or "mean" not in cfg:
         return batch
     targets = batch.images if batch.targets is None else batch.targets
     images = normalise(batch.images, cfg["mean"], cfg["std"])

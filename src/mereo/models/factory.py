@@ -196,7 +196,7 @@ def _pretrained(
     tensors, metadata = load_tensors(pretrained_path(source))
     model = build(name, **{**metadata["args"], **given})
     _say_what_is_new(fill(model, tensors, metadata, source))
-    kept = ("mean", "std") if model.image_shape[0] == metadata["args"]["in_chans"] else ()
+    kept = ("mean", "std") if model.image_shape[0] == metadata["args"].get("in_chans") else ()
     model.pretrained_cfg |= {key: tuple(metadata["pretrained_cfg"][key]) for key in kept}
     model.pretrained_cfg["license"] = metadata["pretrained_cfg"].get("license")
     model.metadata = metadata

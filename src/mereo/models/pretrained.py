@@ -34,8 +34,16 @@ def tags_of(model: str) -> list[str]:
     return [name.partition(".")[2] for name in list_pretrained(f"{model}.*")]
 
 
+def bundled_name(name: str) -> str | None:
+    """One of `list_pretrained()`, by its name or by the model of which it has the only weights; None for others."""
+    names = list_pretrained()
+    only = [each for each in names if each.partition(".")[0] == name]
+    return name if name in names else only[0] if len(only) == 1 else None
+
+
 def pretrained_path(name: str) -> Path:
-    """The file of one of `list_pretrained()`; UsageError with the nearest names if there is none."""
+    """The file of one of `list_pretrained()`, or of its model; UsageError with the nearest names if there is none."""
+    name = bundled_name(name) or name
     if name not in list_pretrained():
         raise unknown("pretrained network", name, list_pretrained())
     return FOLDER / f"{name}.safetensors"
@@ -127,6 +135,12 @@ def fill(model: VisionModel, tensors: dict[str, Tensor], metadata: dict[str, Any
     not fit is a UsageError.
     """
     check_same_surgery(model, metadata, source)
+    if model.input_kind != "images":
+        own, given = ({n: x.shape for n, x in each.items()} for each in (model.state_dict(), tensors))
+        if faults := shape_faults(own, given):
+            raise UsageError(f"the weights of {source} do not fit these arguments: {listed(faults)}.")
+        model.load_state_dict(tensors)
+        return Filled()
     own, adapted = model.state_dict(), dict(tensors)
     sizes = None
     if (stated := metadata["args"].get("img_size")) is not None:

@@ -21,7 +21,7 @@ from mereo.escape import cut, listed
 from mereo.files import open_regular, write_atomically
 from mereo.models.base import VisionModel
 from mereo.models.metadata import FORMAT, Description, check_description, describe
-from mereo.models.pretrained import check_same_surgery, list_pretrained, pretrained_path, shape_faults
+from mereo.models.pretrained import bundled_name, check_same_surgery, list_pretrained, pretrained_path, shape_faults
 from mereo.models.rebuilding import check_dense, checked, outline_of, rebuild
 from mereo.models.registry import OWN, library_of
 
@@ -190,7 +190,7 @@ def weights_file(path: str | Path) -> Path:
     """The file that `load` reads for the path of a file or folder, or a bundled name; UsageError if there is none."""
     if path == "":  # which would be the working folder
         raise UsageError(f"weights are ''; {_at_hand(Path())}.")
-    if not Path(path).exists() and str(path) in list_pretrained():
+    if not Path(path).exists() and bundled_name(str(path)) is not None:
         return pretrained_path(str(path))
     path = Path(path)
     if not path.is_dir():
@@ -229,7 +229,8 @@ def _give(network: nn.Module, description: Description) -> None:
 def load(path: str | Path, device: str | torch.device = "cpu", *, network: nn.Module | None = None) -> VisionModel:
     """A trained model from a file of weights, the folder of a run, an exported folder, or the package, in eval mode.
 
-    `path` may also be one of `list_models(pretrained=True)`, such as "mspcaps_tiny.mnist", unless a file has that name.
+    `path` may also be one of `list_models(pretrained=True)`, such as "mspcaps_tiny.mnist", unless a file has that name;
+    the name of the network is enough if the package has one file of its weights.
 
     `model.class_names` are the names of its scores, `model.pretrained_cfg` its preprocessing, `model.metadata` all that
     was saved with the weights.

@@ -2,6 +2,7 @@
 
 from mereo.tasks.base import TASKS, Metrics, Objective, Task, get_task, list_tasks, register_task
 from mereo.tasks.classification import Classification
+from mereo.tasks.drawing import Drawing
 from mereo.tasks.embedding import Embedding
 from mereo.tasks.language import Language
 from mereo.tasks.multilabel import Multilabel
@@ -16,6 +17,7 @@ from mereo.tasks.triples import Triples
 __all__ = [
     "TASKS",
     "Classification",
+    "Drawing",
     "Embedding",
     "Language",
     "Metrics",

@@ -13,6 +13,7 @@ from mereo.data.sets import (
     digits,
     fashion_mnist,
     gcog,
+    glyph_scenes,
     glyphs,
     mnist,
     mqar,
@@ -31,6 +32,7 @@ from mereo.data.sets import (
 
 __all__ = [
     "DATASETS", "affnist", "cifar10", "convex_hull", "delaunay", "digits", "fashion_mnist", "find_dataset", "gcog",
-    "glyphs", "is_dataset", "list_datasets", "mnist", "mqar", "multimnist", "picture_relations", "pystdlib",
-    "shape_masks", "shape_tags", "smallnorb", "solids", "svhn", "tensor_brain_scenes", "tours", "turned_digits",
+    "glyph_scenes", "glyphs", "is_dataset", "list_datasets", "mnist", "mqar", "multimnist", "picture_relations",
+    "pystdlib", "shape_masks", "shape_tags", "smallnorb", "solids", "svhn", "tensor_brain_scenes", "tours",
+    "turned_digits",
 ]  # fmt: skip

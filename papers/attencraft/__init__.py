@@ -1,0 +1,17 @@
+"""AttenCraft: several concepts from one image (arXiv:2405.17965)."""
+
+from papers.common.paper import Experiment, Paper
+
+PAPER = Paper(
+    "AttenCraft: attention-guided disentanglement of multiple concepts for text-to-image customization",
+    "arXiv:2405.17965",
+    experiments={
+        "noisy_maps": Experiment(
+            "How right are the masks of two concepts as cross-attention gets noisy, with and without self-attention?",
+            "arXiv:2405.17965, its masks; the attention maps are constructed",
+            "papers.attencraft.noisy_maps",
+            frozenset({"images", "seeds"}),
+            smallest={"data": None, "images": 2},
+        ),
+    },
+)
