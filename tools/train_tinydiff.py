@@ -1,8 +1,8 @@
 """Train TinyDiff on scenes made on the device: python tools/train_tinydiff.py --device cuda --seconds 180 --out FILE.
 
 It stops after the time and writes the averaged weights in half precision, FILE, as `mereo.load` reads them. With
---bf16 products are computed in bfloat16. A step is small: on a GPU its time is that of launching kernels, so that
---compile default or --compile reduce-overhead gives more steps.
+--bf16 products are computed in bfloat16. A step is small, so that --compile default or --compile reduce-overhead may
+give more steps on a GPU.
 """
 
 import argparse
