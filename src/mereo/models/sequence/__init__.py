@@ -10,3 +10,4 @@ from mereo.models.sequence.pldr_llm import PLDRLLM as PLDRLLM
 from mereo.models.sequence.pointer_network import PointerNetwork as PointerNetwork
 from mereo.models.sequence.question_reader import QuestionReader as QuestionReader
 from mereo.models.sequence.tensor_brain import TensorBrain as TensorBrain
+from mereo.models.sequence.tinyvl import TinyVL as TinyVL
