@@ -4,6 +4,7 @@ Source: ours, the smallest whole of arXiv:2503.03321; questions are those of POP
 """
 
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from mereo.data.batch import Batch
 from mereo.data.images import BatchOptions, Images, identity
-from mereo.errors import UsageError, check_choice
+from mereo.data.regions import read_scenes
+from mereo.errors import UsageError, check_choice, check_seed, unknown
 
 SIDE, CELLS, FEATURES = 4, 16, 16
 CLASSES = ("fork", "knife", "keyboard", "mouse", "bat", "ball", "cat", "sofa")
@@ -61,6 +63,25 @@ def fill_cells(present: Tensor, generator: torch.Generator) -> Scenes:
     features = NOISE * torch.randn(len(present), CELLS, FEATURES, generator=generator)
     shown = present.unsqueeze(-1) * prototypes()
     return Scenes(features.scatter_add(1, cells.unsqueeze(-1).expand(-1, -1, FEATURES), shown), present)
+
+
+def scene_of(words: str, seed: int) -> Scenes:
+    """A scene that holds the classes of a text such as "fork, cat", drawn with a seed."""
+    check_seed(seed)
+    names = [word.strip() for word in words.split(",") if word.strip()]
+    for name in names:
+        if name not in CLASSES:
+            raise unknown("class", name, CLASSES)
+    present = torch.tensor([[name in names for name in CLASSES]])
+    return fill_cells(present, torch.Generator().manual_seed(seed))
+
+
+def read_scene(path: Path) -> Scenes:
+    """The scenes of a file .npy or .npz of features (16, 16) or (scenes, 16, 16); what they hold is not known."""
+    features = read_scenes(path).regions
+    if features.shape[1:] != (CELLS, FEATURES):
+        raise UsageError(f"{path} holds {tuple(features.shape)}; it must be (scenes, {CELLS}, {FEATURES}).")
+    return Scenes(features, torch.zeros(len(features), len(CLASSES), dtype=torch.bool))
 
 
 def captions_of(present: Tensor) -> Tensor:

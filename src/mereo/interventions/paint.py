@@ -1,7 +1,7 @@
 """PAINT: attention scores of informed image tokens are raised where the next token is predicted.
 
-Source: arXiv:2501.12206, of which the abstract was read; the method follows the public code hasanar1f/PAINT, built on
-arXiv:2407.21771.
+Source: arXiv:2501.12206, of which only the abstract was available; the method follows the public code hasanar1f/PAINT,
+built on arXiv:2407.21771.
 Cost: an addition to the rows of scores that predict a token; the selection reads two maps of the vision encoder.
 """
 
@@ -115,7 +115,7 @@ def _masks(name: str, mask: Tensor | None, count: int) -> Tensor | None:
     family="intervention",
     source="arXiv:2501.12206",
     records="nothing",
-    reconstruction="the abstract was read and the public code followed; gains of heads are ours",
+    reconstruction="only the abstract was available; the public code is followed, and gains of heads are ours",
     example=example,
 )
 @contextmanager

@@ -1,7 +1,7 @@
 """Visual attention redistribution: attention that image-centric heads waste on sinks goes to the other image tokens.
 
-Source: arXiv:2503.03321, read through two public summaries; arguments of the public code MICV-yonsei/VisAttnSink are
-mapped below.
+Source: arXiv:2503.03321, whose text was not available: two public summaries give its equations. Arguments of the public
+code MICV-yonsei/VisAttnSink are mapped below.
 Cost: two masked sums over the rows of the couplings that belong to text behind the image; nothing to learn.
 """
 
@@ -158,7 +158,7 @@ class _Sinks:
     family="intervention",
     source="arXiv:2503.03321",
     records="nothing",
-    reconstruction="the paper was read through two public summaries that give its equations",
+    reconstruction="the text was not available; two public summaries give its equations",
     example=example,
 )
 @contextmanager
