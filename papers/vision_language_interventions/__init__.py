@@ -21,7 +21,8 @@ PAPER = Paper(
         ),
         "informed_tokens": Experiment(
             "What does raising the scores of informed image tokens do to captions?", "arXiv:2501.12206",
-            f"{_HOME}.informed_tokens", _USES - {"seeds"}, smallest=_SMALLEST, constants={"STEPS": 2, "ALPHAS": (0.0, 1.0)},
+            f"{_HOME}.informed_tokens", _USES - {"seeds"}, smallest=_SMALLEST,
+            constants={"STEPS": 2, "ALPHAS": (0.0, 1.0)},
         ),
         "vision_aware_heads": Experiment(
             "What does reinforcing heads that react to the image do to captions?", "arXiv:2412.13949, sections 3 and 4",

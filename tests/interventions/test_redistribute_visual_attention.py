@@ -65,9 +65,10 @@ def test_two_hundred_rows_by_loops() -> None:
     assert changed.any() and not changed.all()
     untouched = ~(visual | sinks)[:, None, None].expand_as(found)
     assert torch.equal(found[untouched], couplings[untouched])
+    everything = torch.ones(5, 10, dtype=torch.bool)
     for same in ({"take": 0.0}, {"rho": 1.1}, {"min_visual": 1.1}):
-        assert torch.equal(redistribute(couplings, visual, sinks, changed.any(1).squeeze(-1), **{**given, **same}), couplings)
-    assert torch.equal(redistribute(couplings, visual, sinks & ~visual, changed.any(1).squeeze(-1), **given), couplings)
+        assert torch.equal(redistribute(couplings, visual, sinks, everything, **{**given, **same}), couplings)
+    assert torch.equal(redistribute(couplings, visual, sinks & ~visual, everything, **given), couplings)
 
 
 def test_sink_values_are_free_of_scale_and_bounded() -> None:

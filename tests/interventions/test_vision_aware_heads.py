@@ -1,4 +1,4 @@
-"""Vision-aware heads: the worked example, the proposition, gates of batches, caches, folding, permutations, refusals."""
+"""Vision-aware heads: the worked example, the proposition, batches, caches, folding, permutations, refusals."""
 
 from typing import Any
 

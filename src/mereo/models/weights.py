@@ -21,7 +21,7 @@ from mereo.escape import cut, listed
 from mereo.files import open_regular, write_atomically
 from mereo.models.base import VisionModel
 from mereo.models.metadata import FORMAT, Description, check_description, describe
-from mereo.models.pretrained import check_same_surgery, list_pretrained, pretrained_path, shape_faults
+from mereo.models.pretrained import check_same_surgery, list_pretrained, pretrained_path, shape_faults, tags_of
 from mereo.models.rebuilding import check_dense, checked, outline_of, rebuild
 from mereo.models.registry import OWN, library_of
 
@@ -192,6 +192,8 @@ def weights_file(path: str | Path) -> Path:
         raise UsageError(f"weights are ''; {_at_hand(Path())}.")
     if not Path(path).exists() and str(path) in list_pretrained():
         return pretrained_path(str(path))
+    if not Path(path).exists() and len(tags := tags_of(str(path))) == 1:
+        return pretrained_path(f"{path}.{tags[0]}")
     path = Path(path)
     if not path.is_dir():
         if not path.is_file():
@@ -229,7 +231,8 @@ def _give(network: nn.Module, description: Description) -> None:
 def load(path: str | Path, device: str | torch.device = "cpu", *, network: nn.Module | None = None) -> VisionModel:
     """A trained model from a file of weights, the folder of a run, an exported folder, or the package, in eval mode.
 
-    `path` may also be one of `list_models(pretrained=True)`, such as "mspcaps_tiny.mnist", unless a file has that name.
+    `path` may also be one of `list_models(pretrained=True)`, such as "mspcaps_tiny.mnist", or the name of a network
+    with one such file, such as "tinyvl", unless a file has that name.
 
     `model.class_names` are the names of its scores, `model.pretrained_cfg` its preprocessing, `model.metadata` all that
     was saved with the weights.
