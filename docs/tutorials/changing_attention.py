@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Change what a vision-language model looks at
 #
-# TinyVL reads 16 image tokens and names what it sees. Its classes come in pairs, such as fork and knife, that stood together
-# in nine of ten training scenes, so it names partners that are not there. It is bundled, and the rest takes seconds.
+# TinyVL reads 16 image tokens and names what it sees. Its classes come in pairs, such as fork and knife, that stood
+# together in nine of ten training scenes, so it names partners that are not there. It is bundled with the package.
 
 # %%
 from functools import partial
@@ -45,15 +45,13 @@ show("sinks", partial(redistribute_visual_attention, layers=[1, 2], dims=[0]))
 #
 # ## The same by hand
 #
-# `mereo.record` is what `run_with_cache` of TransformerLens and `.save()` of nnsight do, and `mereo.intervene` is
-# `run_with_hooks`: functions on attention, by the names of a trace.
+# `mereo.record` keeps attention as `run_with_cache` of TransformerLens does, and `.save()` of nnsight; `mereo.intervene`
+# changes it by functions, as `run_with_hooks` does, and an assignment inside a trace of nnsight. In their words:
 #
-# | here | TransformerLens | nnsight |
-# |---|---|---|
-# | `with mereo.record(model) as trace:` | `logits, cache = model.run_with_cache(tokens)` | `with model.trace(tokens): x = layer.output.save()` |
-# | `trace["blocks.1.coupling"]` | `cache["blocks.1.attn.hook_pattern"]` | `x` |
-# | `mereo.intervene(model, {name: function})` | `model.run_with_hooks(tokens, fwd_hooks=[(name, function)])` | `layer.output[:] = function(layer.output)` |
-# | `mereo.intervene(model, scores={name: function})` | the hook `hook_attn_scores` | the same, on scores |
+# - `trace["blocks.1.coupling"]` is `cache["blocks.1.attn.hook_pattern"]`, or `layer.output.save()`;
+# - `mereo.intervene(model, {name: function})` is `model.run_with_hooks(tokens, fwd_hooks=[(name, function)])`, or
+#   `layer.output[:] = function(layer.output)`;
+# - `mereo.intervene(model, scores={name: function})` is the same with the hook `attn.hook_attn_scores`.
 
 # %%
 scene = scene_of("fork, cat", 0)
@@ -79,5 +77,5 @@ best = shares.topk(3)
 print("blind, the first word would be", [model.class_names[token] for token in best.indices.tolist()])
 
 # %% [markdown]
-# The interventions work in the same way on decoders of `transformers`: `redistribute_visual_attention(llava, mask)`, where
-# the mask marks the image tokens of the prompt.
+# The interventions work in the same way on decoders of `transformers`: `redistribute_visual_attention(llava, mask)`,
+# where the mask marks the image tokens of the prompt.

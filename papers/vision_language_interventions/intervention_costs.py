@@ -1,4 +1,4 @@
-"""The time of a caption's prompt and of a generated token under each intervention, as a ratio to the plain decoder."""
+"""The processor time of a caption's prompt and of a generated token under each intervention, as a ratio to the plain decoder."""
 
 import statistics
 import time
@@ -27,12 +27,12 @@ def run(settings: Settings) -> dict[str, Any]:
 
     def measure() -> tuple[float, float]:
         cache = model.new_cache()
-        start = time.perf_counter()
+        start = time.process_time()
         model(rows, cache=cache)
-        middle = time.perf_counter()
+        middle = time.process_time()
         for _ in range(4):
             model(text_rows(torch.full((1, 1), DESCRIBE)), cache=cache)
-        return middle - start, (time.perf_counter() - middle) / 4
+        return middle - start, (time.process_time() - middle) / 4
 
     cases: dict[str, Callable[[], Any]] = {
         "plain": nullcontext,
@@ -52,10 +52,10 @@ def run(settings: Settings) -> dict[str, Any]:
                         heads.busy = True  # the selection is a cost of its own
                     with folded(heads) if name.endswith("folded") else nullcontext():
                         times[name].append(measure())
-        start = time.perf_counter()
+        start = time.process_time()
         with vision_aware_heads(model) as heads:
             heads.prepare(rows)
-        selection = time.perf_counter() - start
+        selection = time.process_time() - start
     table = []
     for name, found in times.items():
         prompt, token = (
