@@ -1,4 +1,4 @@
-"""The processor time of a caption's prompt and of a generated token under each intervention, as a ratio to the plain decoder."""
+"""Processor time of a prompt and of a generated token under each intervention, by that of the plain decoder."""
 
 import statistics
 import time

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mereo.core.coupling import Coupling
 from mereo.core.observe import Call, observables
+from mereo.core.record import watching
 from mereo.core.topology import Causal
 from mereo.errors import UsageError
 from mereo.mechanisms.attention.borrowed import BorrowedCoupling, intervene
@@ -90,9 +91,8 @@ class Reading:
         self.image = bool(options.get("image", True))
         self.step += self.image
 
-    def begins(self, call: Call) -> bool:
-        """Whether a call reads a prompt from its start, whose length is then kept."""
-        receivers, senders = call.scores.shape[-2:]
+    def begins(self, receivers: int, senders: int) -> bool:
+        """Whether a call over so many tokens reads a prompt from its start, whose length is then kept."""
         if receivers == senders and (not self.prompt or senders <= self.prompt):
             self.prompt = senders
             return True
@@ -144,22 +144,71 @@ def check_share(**arguments: float) -> None:
             raise UsageError(f"{argument} is {value!r}; it must be a number from 0 to 1.")
 
 
+Change = Callable[[Tensor, Call, bool], Tensor]
+"""(scores or couplings of the rows from the first one on, the call, whether it reads a prompt) -> the same changed."""
+
+
+class RowEditor:
+    """An observer that changes the rows of a coupling from one on; fused attention computes the rows before.
+
+    Args:
+        name: of the coupling.
+        reading: whose calls are changed.
+        first: from the number of tokens read before to the first row that may change.
+        on_scores, on_couplings: what changes them.
+    """
+
+    def __init__(
+        self, name: str, reading: Reading, first: Callable[[int], int], on_scores: Change | None = None,
+        on_couplings: Change | None = None,
+    ) -> None:  # fmt: skip
+        self.name, self.reading, self.first = name, reading, first
+        self.change_scores, self.change, self.begins, self.given = on_scores, on_couplings, False, False
+
+    def first_row(self, receivers: int, senders: int) -> int:
+        """The first row that may change; the number of rows if none does."""
+        if not self.reading.image:
+            return receivers
+        self.begins, self.given = self.reading.begins(receivers, senders), True
+        return min(max(self.first(senders - receivers), 0), receivers)
+
+    def _changed(self, change: Change | None, value: Tensor, call: Call) -> Tensor:
+        if change is None or not self.reading.image:
+            return value
+        receivers, senders = call.scores.shape[-2:]
+        if not self.given:
+            self.begins, self.given = self.reading.begins(receivers, senders), True
+        start = min(max(self.first(senders - receivers), 0), receivers)
+        call.name = self.name
+        tail = change(value[:, :, start:], call, self.begins)
+        return tail if start == 0 else torch.cat((value[:, :, :start], tail), 2)
+
+    def scores(self, call: Call) -> Tensor:
+        return self._changed(self.change_scores, call.scores, call)
+
+    def couplings(self, call: Call) -> Tensor:
+        assert call.couplings is not None
+        changed = self._changed(self.change, call.couplings, call)
+        self.given = False
+        return changed
+
+    def signal(self, value: Tensor, kind: str) -> Tensor:
+        return value
+
+
 @contextmanager
 def attached(
-    model: nn.Module,
-    reading: Reading | None = None,
-    *,
-    couplings: Mapping[str, Callable[[Tensor, Call], Tensor]] | None = None,
-    scores: Mapping[str, Callable[[Tensor, Call], Tensor]] | None = None,
-    hooks: Iterable[Any] = (),
-) -> Iterator[None]:
-    """Functions on couplings and scores, and what was hooked, until the block ends, by an error too."""
+    model: nn.Module, reading: Reading, layers: Iterable[Layer], editor: Callable[[str], RowEditor],
+    *, hooks: Iterable[Any] = (), watched: Mapping[str, Any] | None = None,
+) -> Iterator[None]:  # fmt: skip
+    """Editors on layers, functions on other couplings and hooks until the block ends, by an error too."""
     with ExitStack() as stack:
         for handle in hooks:
             stack.callback(handle.remove)
-        if reading is not None:
-            stack.callback(model.register_forward_pre_hook(reading.enter, with_kwargs=True).remove)
-        stack.enter_context(intervene(model, couplings, scores=scores))
+        stack.callback(model.register_forward_pre_hook(reading.enter, with_kwargs=True).remove)
+        if watched:
+            stack.enter_context(intervene(model, watched))
+        stack.enter_context(watching({layer.name: (layer.coupling, editor(layer.name)) for layer in layers}))
         yield
 
 

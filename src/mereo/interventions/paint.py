@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mereo.core import Coupling, mechanism, record
 from mereo.core.observe import Call
 from mereo.errors import UsageError, check_finite
-from mereo.interventions.decoder import Reading, attached, attention_layers, check_share, example
+from mereo.interventions.decoder import Reading, RowEditor, attached, attention_layers, check_share, example
 
 FIRST = 2
 """The first layer that is changed, of a decoder with more."""
@@ -193,11 +193,9 @@ def paint(
         values = (alpha * near + beta * whole).expand(batch, -1)
         return torch.zeros(batch, senders, device=seen.device).masked_scatter(seen, values)
 
-    def change(scores: Tensor, call: Call) -> Tensor:
-        if not reading.image:
-            return scores
-        batch, heads, queries, senders = scores.shape
-        if reading.begins(call) or call.name not in found or len(found[call.name]) != batch:
+    def change(scores: Tensor, call: Call, begins: bool) -> Tensor:
+        batch, heads, _, senders = scores.shape
+        if begins or call.name not in found or len(found[call.name]) != batch:
             found[call.name] = factors(reading.prompt, batch)
         value = nn.functional.pad(found[call.name], (0, senders - found[call.name].shape[1]))[:, None, None]
         if head_gain is not None:
@@ -205,12 +203,14 @@ def paint(
             if len(gain) != heads:
                 raise UsageError(f"head_gain is {tuple(head_gain.shape)}, and the layers have {heads} heads.")
             value = value * gain.to(value)[:, None, None]
-        start = max(reading.prompt - 1 - (senders - queries), 0)
-        raised = boost(scores[:, :, start:], value)
-        return raised if start == 0 else torch.cat((scores[:, :, :start], raised), 2)
+        return boost(scores, value)
+
+    def editor(name: str) -> RowEditor:
+        return RowEditor(name, reading, lambda before: reading.prompt - 1 - before, on_scores=change)
 
     numbers = {layer.name: number for number, layer in chosen}
-    with attached(model, reading, couplings=dict.fromkeys(encoder, keep), scores=dict.fromkeys(numbers, change)):
+    watched = dict.fromkeys(encoder, keep)
+    with attached(model, reading, [layer for _, layer in chosen], editor, watched=watched):
         yield
 
 

@@ -17,12 +17,21 @@ from mereo.core import mechanism
 from mereo.core.observe import Call
 from mereo.core.squash import accumulation_type
 from mereo.errors import UsageError, check_choice, check_not_negative
-from mereo.interventions.decoder import Layer, Reading, attached, attention_layers, check_share, example, extended
+from mereo.interventions.decoder import (
+    Layer,
+    Reading,
+    RowEditor,
+    attached,
+    attention_layers,
+    check_share,
+    example,
+    extended,
+)
 
 SHARE = 0.3125
 """tau as a share of sqrt(D), the largest sink value: 20 at the 4,096 dimensions for which the paper chose it."""
-FIRST = 2
-"""The layers before have no sinks yet."""
+FIRST, NONE = 2, 2**31
+"""The layer before which there are no sinks yet; a row behind all others."""
 
 
 def sink_values(hidden: Tensor, dims: Collection[int]) -> Tensor:
@@ -142,7 +151,7 @@ class _Sinks:
     def of(self, call: Call) -> Tensor:
         """The sinks among the senders: bool (batch, senders). Generated tokens are none."""
         senders, hidden = call.scores.shape[-1], self.entering[call.name]
-        if call.scores.shape[-2] == senders:
+        if hidden.shape[1] == senders:
             part = hidden[:, : self.reading.prompt].detach()
             dims = self.dims or ()
             wrong = [d for d in dims if not -part.shape[-1] <= d < part.shape[-1]]
@@ -212,21 +221,25 @@ def redistribute_visual_attention(
         return
     sinks = _Sinks(model, reading, dims, tau)
 
-    def change(couplings: Tensor, call: Call) -> Tensor:
-        if sinks.busy or not reading.image:
+    # The first text behind the image of any sample.
+    ends = (reading.visual * torch.arange(1, reading.visual.shape[1] + 1, device=reading.visual.device)).amax(1)
+    first = int(ends.min())
+
+    def change(couplings: Tensor, call: Call, begins: bool) -> Tensor:
+        if sinks.busy:
             return couplings
-        reading.begins(call)
         batch, _, queries, senders = couplings.shape
         seen, found = reading.image_tokens(senders, batch), sinks.of(call)
-        places = torch.arange(senders, device=couplings.device)
-        text = (places > (seen * places).amax(1, keepdim=True))[:, senders - queries :]
-        start = int(text.any(0).int().argmax())  # rows before are of the image and the text before it
-        tail = redistribute(
-            couplings[:, :, start:], seen, found, text[:, start:], rho=rho, take=take, min_visual=min_visual
+        text = torch.arange(senders - queries, senders, device=couplings.device) >= ends.unsqueeze(1)
+        text = text.expand(batch, -1)
+        return redistribute(couplings, seen, found, text, rho=rho, take=take, min_visual=min_visual)
+
+    def editor(name: str) -> RowEditor:
+        return RowEditor(
+            name, reading, lambda before: first - before if sinks.dims != [] else NONE, on_couplings=change
         )
-        return tail if start == 0 else torch.cat((couplings[:, :, :start], tail), 2)
 
     hooks = [sinks.hook(layer) for _, layer in chosen]
     hooks.append(sinks.find_dimensions(min(FIRST, count - 1)))
-    with attached(model, reading, couplings={layer.name: change for _, layer in chosen}, hooks=hooks):
+    with attached(model, reading, [layer for _, layer in chosen], editor, hooks=hooks):
         yield
