@@ -45,7 +45,7 @@ show("sinks", partial(redistribute_visual_attention, layers=[1, 2], dims=[0]))
 #
 # ## The same by hand
 #
-# `mereo.record` keeps attention as `run_with_cache` of TransformerLens does, and `.save()` of nnsight; `mereo.intervene`
+# `mereo.record` keeps attention, as `run_with_cache` of TransformerLens and `.save()` of nnsight do; `mereo.intervene`
 # changes it by functions, as `run_with_hooks` does, and an assignment inside a trace of nnsight. In their words:
 #
 # - `trace["blocks.1.coupling"]` is `cache["blocks.1.attn.hook_pattern"]`, or `layer.output.save()`;

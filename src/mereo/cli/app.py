@@ -51,9 +51,10 @@ def _may_be_shown(weights: Path) -> bool:
 
 def _networks_here() -> list[Path]:
     """The runs that can be shown, the newest first, and the bundled weights."""
-    from mereo.models.pretrained import list_pretrained
+    from mereo.models.pretrained import list_pretrained, pretrained_path
 
     found = sorted(RUNS.glob("*/weights/best.safetensors"), key=lambda path: path.stat().st_mtime, reverse=True)
     runs = [path for path in found if _may_be_shown(path)]
-    bundled = sorted(list_pretrained(), key=lambda name: name != READY)
+    shown = [name for name in list_pretrained() if _may_be_shown(pretrained_path(name))]
+    bundled = sorted(shown, key=lambda name: name != READY)
     return [*(path.parents[1] for path in runs), *map(Path, bundled)]

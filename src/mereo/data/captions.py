@@ -73,7 +73,8 @@ def scene_of(words: str, seed: int) -> Scenes:
         if name not in CLASSES:
             raise unknown("class", name, CLASSES)
     present = torch.tensor([[name in names for name in CLASSES]])
-    return fill_cells(present, torch.Generator().manual_seed(seed))
+    # The prototypes are the first draws of seed 0, which must not be the noise.
+    return fill_cells(present, torch.Generator().manual_seed(2**31 + seed))
 
 
 def read_scene(path: Path) -> Scenes:

@@ -257,8 +257,11 @@ def draw_captions(batch: Batch, tokens: Tensor, path: Path) -> None:
             axes.set_title(f"{CLASSES[asked]}?", fontsize=9)
             axes.set_xlabel(_words(tokens[place].tolist()), fontsize=9, color=_RIGHT if right else _WRONG)
             continue
+        taken = fits.clone()
         for kind in true[place].nonzero().flatten().tolist():
-            row, column = divmod(int(fits[:, kind].argmax()), SIDE)
+            cell = int(taken[:, kind].argmax())
+            taken[cell] = -torch.inf  # a cell holds one class
+            row, column = divmod(cell, SIDE)
             colour = _RIGHT if given[place, kind] else _MISSED
             axes.text(column, row, CLASSES[kind], ha="center", va="center", fontsize=7, color=colour, weight="bold")
         absent = [CLASSES[kind] for kind in (given[place] & ~true[place]).nonzero().flatten().tolist()]
