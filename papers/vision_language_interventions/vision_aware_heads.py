@@ -117,5 +117,4 @@ def _draw(tables: dict[str, Any], settings: Settings) -> None:
         axes.set(xlabel="alpha", ylabel="%", title=f"pairs together {together}", ylim=(0, 100))
         axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=8)
-    figure.tight_layout()
     save_figure(figure, settings.folder / PICTURE)

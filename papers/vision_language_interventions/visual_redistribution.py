@@ -134,24 +134,27 @@ def _given(model: nn.Module, target: str) -> Iterator[None]:
 
 
 def _knock_out(model: nn.Module, count: int) -> list[dict[str, Any]]:
-    """The mean change of the scores of the first word if text does not attend to some tokens."""
+    """The mean change of the scores of the first word if text does not attend to a token, and by attention removed."""
     rows, generator = _rows(count), torch.Generator().manual_seed(0)
-    with torch.no_grad():
+    names, samples = [f"blocks.{layer}.coupling" for layer in LAYERS], torch.arange(len(rows))
+    with torch.no_grad(), mereo.record(model, names) as trace:
         plain = model(rows)[:, -1]
-        table = []
-        for name in ("planted sink", "random image token"):
+    table = []
+    for name in ("planted sink", "random image token"):
+        places = torch.full((len(rows),), _SINKS[1])
+        if name != "planted sink":
+            places = torch.randint(1, 1 + PLANTED, (len(rows),), generator=generator)
 
-            def mask(scores: Tensor, name: str = name) -> Tensor:
-                places = torch.full((len(scores),), _SINKS[1])
-                if name != "planted sink":
-                    places = torch.randint(1, 1 + PLANTED, (len(scores),), generator=generator)
-                scores = scores.clone()
-                scores[torch.arange(len(scores)), :, -1, places] = -torch.inf
-                return scores
+        def mask(scores: Tensor, places: Tensor = places) -> Tensor:
+            scores = scores.clone()
+            scores[samples, :, -1, places] = -torch.inf
+            return scores
 
-            with mereo.intervene(model, scores={f"blocks.{layer}.coupling": mask for layer in LAYERS}):
-                change = (model(rows)[:, -1] - plain).norm(dim=1).mean()
-            table.append({"knocked out": name, "change of the scores": round(float(change), 3)})
+        with torch.no_grad(), mereo.intervene(model, scores=dict.fromkeys(names, mask)):
+            change = float((model(rows)[:, -1] - plain).norm(dim=1).mean())
+        removed = sum(float(trace[each][samples, :, -1, places].mean()) for each in names)
+        shown = {"change of the scores": change, "attention removed": removed, "change by attention": change / removed}
+        table.append({"knocked out": name, **{key: round(value, 3) for key, value in shown.items()}})
     return table
 
 
@@ -192,5 +195,4 @@ def _draw(tables: dict[str, Any], settings: Settings) -> None:
         axes.set(xlabel=word, ylabel="%", ylim=(0, 100))
         axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=8)
-    figure.tight_layout()
     save_figure(figure, settings.folder / PICTURE)
