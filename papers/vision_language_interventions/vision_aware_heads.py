@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import mereo
 from mereo.data.captions import CELLS, END, FIRST, test_set, text_rows
 from mereo.interventions import token_divergence, vision_aware_divergence, vision_aware_heads
 from mereo.pictures import new_figure, save_figure
 from mereo.tasks.captions import generate
 from papers.common.settings import Settings
-from papers.vision_language_interventions.measures import SEED, caption_figures, swept
+from papers.vision_language_interventions.measures import SEED, caption_figures
 from papers.vision_language_interventions.networks import STEPS, trained
 
 IMAGES, ALPHAS, TOGETHER = 600, (0.5, 1.0, 1.5, 2.0, 3.0), (0.9, 0.0)
@@ -23,30 +24,36 @@ PICTURE = "alpha.png"
 
 def run(settings: Settings) -> dict[str, Any]:
     """Tables by alpha, of ablations, of the chosen heads and of divergences, and a picture of the first."""
-    count = settings.images or IMAGES
-    models = [trained(settings, "plain", seed, STEPS) for seed in range(settings.seeds)]
+    count, bundled = settings.images or IMAGES, mereo.load("tinyvl.captions")
+    seeds = [trained(settings, "plain", seed, STEPS) for seed in range(settings.seeds)]
+    networks: dict[str, list[Any]] = {"bundled": [bundled], "mean of seeds": seeds}
     tables: dict[str, Any] = {}
     for together in TOGETHER:
         tables[f"By alpha, pairs together {together}"] = [
             {
-                "case": f"alpha {alpha}",
+                "network": name, "alpha": alpha,
                 **caption_figures(models, together, count, partial(vision_aware_heads, alpha=alpha)),
             }
+            for name, models in networks.items()
             for alpha in ALPHAS
-        ]
+        ]  # fmt: skip
         settings.say(f"pairs together {together}: done")
     cases: dict[str, Any] = {
         "alpha 2": {}, "only layer 1": {"layers": [1]}, "only layer 2": {"layers": [2]},
         "with outliers": {"drop_outliers": False},
     }  # fmt: skip
-    rows = swept(
-        settings.say, cases, lambda given: caption_figures(models, 0.9, count, partial(vision_aware_heads, **given))
-    )
-    parts = [caption_figures([model], 0.9, count, partial(_held, gates=_gates(model, 1))) for model in models]
-    fixed = {name: round(statistics.mean(part[name] for part in parts), 2) for name in parts[0]}
-    tables["Ablations, pairs together 0.9"] = [*rows, {"case": "heads of one image", **fixed}]
-    tables["Heads that images choose"] = _choices(_gates(models[0], count))
-    tables["Divergence at words"] = _words(models[0], count)
+    rows: list[dict[str, Any]] = []
+    for name, models in networks.items():
+        rows += [
+            {"network": name, "case": case, **caption_figures(models, 0.9, count, partial(vision_aware_heads, **given))}
+            for case, given in cases.items()
+        ]
+        parts = [caption_figures([model], 0.9, count, partial(_held, gates=_gates(model, 1))) for model in models]
+        fixed = {figure: round(statistics.mean(part[figure] for part in parts), 2) for figure in parts[0]}
+        rows.append({"network": name, "case": "heads of one image", **fixed})
+    tables["Ablations, pairs together 0.9"] = rows
+    tables["Heads that images choose"] = _choices(_gates(bundled, count))
+    tables["Divergence at words"] = _words(bundled, count)
     _draw(tables, settings)
     return {"tables": tables, "notes": ["alpha 1 is the network without an intervention"], "pictures": [PICTURE]}
 
@@ -111,7 +118,7 @@ def _words(model: nn.Module, count: int) -> list[dict[str, Any]]:
 def _draw(tables: dict[str, Any], settings: Settings) -> None:
     figure = new_figure(7, 3)
     for axes, together in zip(figure.subplots(1, 2), TOGETHER, strict=True):
-        rows = tables[f"By alpha, pairs together {together}"]
+        rows = [row for row in tables[f"By alpha, pairs together {together}"] if row["network"] == "bundled"]
         for name, label in (("chair_s", "CHAIR_S"), ("chair_i", "CHAIR_I"), ("recall", "recall")):
             axes.plot(ALPHAS, [row[name] for row in rows], marker="o", label=label)
         axes.set(xlabel="alpha", ylabel="%", title=f"pairs together {together}", ylim=(0, 100))
