@@ -1,6 +1,5 @@
 """Processor time of a prompt and of a generated token under each intervention, by that of the plain decoder."""
 
-import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -18,7 +17,7 @@ REPEATS = 15
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """A table of ratios, medians of alternating measurements."""
+    """A table of ratios, the fastest of alternating measurements."""
     torch.manual_seed(0)
     model: Any = mereo.create_model("tinyvl", **SIZES).eval()
     with torch.no_grad():
@@ -59,10 +58,10 @@ def run(settings: Settings) -> dict[str, Any]:
     table = []
     for name, found in times.items():
         prompt, token = (
-            statistics.median(mine / plain for mine, plain in zip(part, base, strict=True))
+            min(part) / min(base)
             for part, base in zip(zip(*found[1:], strict=True), zip(*times["plain"][1:], strict=True), strict=True)
         )
         table.append({"intervention": name, "prompt": round(prompt, 3), "token": round(token, 3)})
-    passes = selection / statistics.median(each for each, _ in times["plain"])
+    passes = selection / min(each for each, _ in times["plain"])
     notes = [f"choosing the heads takes {passes:.1f} passes over the prompt, once"]
     return {"tables": {"Time, by that of the plain decoder": table}, "notes": notes, "pictures": []}

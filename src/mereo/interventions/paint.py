@@ -59,8 +59,8 @@ def _largest(values: Tensor, count: int) -> Tensor:
 
 def boost(scores: Tensor, factors: Tensor) -> Tensor:
     """z + f |z|, where |z| is finite: scores (batch, heads, queries, senders), factors broadcastable to them."""
-    raised = scores + (factors * scores.abs()).to(scores.dtype)
-    return torch.where(scores.isfinite() & (factors != 0), raised, scores)
+    size = scores.abs()
+    return scores + (factors * size.masked_fill(size == torch.inf, 0)).to(scores.dtype)
 
 
 def contrast(seen: Tensor, unseen: Tensor, gamma: float) -> Tensor:
@@ -179,7 +179,7 @@ def paint(
         return couplings
 
     def factors(senders: int, batch: int) -> Tensor:
-        """alpha, beta or 0 for each sender: (batch, senders)."""
+        """alpha, beta or 0 for each sender: (batch, 1, 1, senders)."""
         seen = reading.image_tokens(senders, batch)
         if encoder:
             near, whole = select_tokens([maps[name] for name in encoder], count, local_ratio, spatial_ratio)
@@ -191,13 +191,16 @@ def paint(
         if len(near) not in (1, batch):
             raise UsageError(f"local covers {len(near)} samples, and the batch has {batch}.")
         values = (alpha * near + beta * whole).expand(batch, -1)
-        return torch.zeros(batch, senders, device=seen.device).masked_scatter(seen, values)
+        return torch.zeros(batch, senders, device=seen.device).masked_scatter(seen, values)[:, None, None]
 
     def change(scores: Tensor, call: Call, begins: bool) -> Tensor:
         batch, heads, _, senders = scores.shape
-        if begins or call.name not in found or len(found[call.name]) != batch:
-            found[call.name] = factors(reading.prompt, batch)
-        value = nn.functional.pad(found[call.name], (0, senders - found[call.name].shape[1]))[:, None, None]
+        if (begins and call.name == chosen[0][1].name) or "factors" not in found:
+            found["factors"] = factors(reading.prompt, batch)
+        value = found["factors"]
+        if value.shape[-1] < senders:
+            value = found["factors"] = nn.functional.pad(value, (0, senders - value.shape[-1]))
+        value = value[..., :senders]
         if head_gain is not None:
             gain = head_gain[numbers[call.name]]
             if len(gain) != heads:

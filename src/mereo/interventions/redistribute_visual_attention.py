@@ -25,7 +25,6 @@ from mereo.interventions.decoder import (
     attention_layers,
     check_share,
     example,
-    extended,
 )
 
 SHARE = 0.3125
@@ -67,16 +66,31 @@ def redistribute(
     Shapes: couplings (batch, heads, queries, senders), visual and sinks bool (batch, senders), text bool (batch,
         queries) -> the shape of couplings.
     """
-    wide = couplings.to(accumulation_type(couplings))
-    seen, sink = visual[:, None, None], sinks[:, None, None]
-    targets = seen & ~sink
-    mass, good = ((wide * mask).sum(-1, keepdim=True) for mask in (seen, targets))
-    ratio = good / mass.masked_fill(mass == 0, 1)
-    there = text & (visual & sinks).any(-1, keepdim=True)
-    chosen = there[:, None, :, None] & (mass >= min_visual) & (ratio >= rho) & (good > 0)
-    budget = take * (wide * sink).sum(-1, keepdim=True)
-    moved = torch.where(sink, (1 - take) * wide, wide * (1 + budget / good.masked_fill(good == 0, 1) * targets))
-    return torch.where(chosen & (sink | targets), moved.to(couplings.dtype), couplings)
+    return _moved(couplings, _kinds(visual, sinks).to(accumulation_type(couplings)), text, rho, take, min_visual)
+
+
+def _kinds(visual: Tensor, sinks: Tensor) -> Tensor:
+    """Image tokens, image tokens that are no sinks, and sinks of samples that have one in the image, as numbers.
+
+    Shapes: bool (batch, senders) twice -> float (batch, 1, senders, 3).
+    """
+    holes = sinks & (visual & sinks).any(1, keepdim=True)
+    return torch.stack((visual, visual & ~sinks, holes), -1).unsqueeze(1).float()
+
+
+def _moved(
+    couplings: Tensor, kinds: Tensor, text: Tensor | None, rho: float, take: float, min_visual: float
+) -> Tensor:  # fmt: skip
+    """`redistribute`, for `_kinds` of the senders; with no `text` every query may be changed."""
+    wide = couplings.to(kinds.dtype)
+    mass, good, held = (wide @ kinds).split(1, -1)
+    # A sample without a sink in the image holds nothing and stays as it is.
+    chosen = (mass >= min_visual) & (good >= rho * mass) & (good > 0) & (held > 0)
+    if text is not None:
+        chosen = chosen & text[:, None, :, None]
+    given = torch.where(chosen, take * held / good, 0)
+    change = torch.cat((given, -take * chosen), -1) @ kinds[..., 1:].mT
+    return (wide * (1 + change)).to(couplings.dtype)
 
 
 def find_sink_dimensions(
@@ -148,18 +162,22 @@ class _Sinks:
 
         return self.model.register_forward_pre_hook(find, with_kwargs=True)
 
-    def of(self, call: Call) -> Tensor:
-        """The sinks among the senders: bool (batch, senders). Generated tokens are none."""
-        senders, hidden = call.scores.shape[-1], self.entering[call.name]
+    def kinds(self, call: Call) -> Tensor:
+        """`_kinds` of the senders. Generated tokens are neither sinks nor of the image."""
+        batch, _, _, senders = call.scores.shape
+        hidden = self.entering[call.name]
         if hidden.shape[1] == senders:
-            part = hidden[:, : self.reading.prompt].detach()
-            dims = self.dims or ()
-            wrong = [d for d in dims if not -part.shape[-1] <= d < part.shape[-1]]
-            if wrong:
+            part, dims = hidden[:, : self.reading.prompt].detach(), self.dims or ()
+            if wrong := [d for d in dims if not -part.shape[-1] <= d < part.shape[-1]]:
                 raise UsageError(f"dims hold {wrong[0]}; the hidden states have {part.shape[-1]} dimensions.")
             values = sink_values(part, dims) if dims else part.new_zeros(part.shape[:2])
-            self.found[call.name] = (values >= threshold(self.tau, part.shape[-1])) & bool(dims)
-        return extended(self.found[call.name], senders)
+            sinks = (values >= threshold(self.tau, part.shape[-1])) & bool(dims)
+            made = _kinds(self.reading.image_tokens(self.reading.prompt, batch), sinks)
+            self.found[call.name] = made.to(accumulation_type(call.scores))
+        found = self.found[call.name]
+        if found.shape[2] < senders:
+            found = self.found[call.name] = nn.functional.pad(found, (0, 0, 0, senders - found.shape[2]))
+        return found
 
 
 @mechanism(
@@ -223,16 +241,17 @@ def redistribute_visual_attention(
 
     # The first text behind the image of any sample.
     ends = (reading.visual * torch.arange(1, reading.visual.shape[1] + 1, device=reading.visual.device)).amax(1)
-    first = int(ends.min())
+    first, last = int(ends.min()), int(ends.max())
 
     def change(couplings: Tensor, call: Call, begins: bool) -> Tensor:
         if sinks.busy:
             return couplings
         batch, _, queries, senders = couplings.shape
-        seen, found = reading.image_tokens(senders, batch), sinks.of(call)
-        text = torch.arange(senders - queries, senders, device=couplings.device) >= ends.unsqueeze(1)
-        text = text.expand(batch, -1)
-        return redistribute(couplings, seen, found, text, rho=rho, take=take, min_visual=min_visual)
+        kinds, text = sinks.kinds(call), None
+        if senders - queries < last:
+            text = torch.arange(senders - queries, senders, device=couplings.device) >= ends.unsqueeze(1)
+            text = text.expand(batch, -1)
+        return _moved(couplings, kinds, text, rho, take, min_visual)
 
     def editor(name: str) -> RowEditor:
         return RowEditor(
