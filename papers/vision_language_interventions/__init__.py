@@ -31,7 +31,7 @@ PAPER = Paper(
         ),
         "intervention_costs": Experiment(
             "What does an intervention cost?", "ours", f"{_HOME}.intervention_costs",
-            constants={"SIZES": {"dim": 16, "depth": 3, "num_heads": 4, "visual": 16, "context": 60}, "REPEATS": 1},
+            constants={"SIZES": {"dim": 16, "depth": 3, "num_heads": 4, "visual": 16, "context": 70}, "REPEATS": 1},
         ),
     },
 )  # fmt: skip

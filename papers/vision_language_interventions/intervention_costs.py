@@ -13,7 +13,7 @@ from mereo.interventions import folded, paint, redistribute_visual_attention, vi
 from papers.common.settings import Settings
 
 SIZES: dict[str, Any] = {"dim": 512, "depth": 6, "num_heads": 8, "visual": 256, "context": 320}
-REPEATS = 15
+REPEATS, TOKENS = 15, 24
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -29,9 +29,9 @@ def run(settings: Settings) -> dict[str, Any]:
         start = time.process_time()
         model(rows, cache=cache)
         middle = time.process_time()
-        for _ in range(4):
+        for _ in range(TOKENS):
             model(text_rows(torch.full((1, 1), DESCRIBE)), cache=cache)
-        return middle - start, (time.process_time() - middle) / 4
+        return middle - start, (time.process_time() - middle) / TOKENS
 
     cases: dict[str, Callable[[], Any]] = {
         "plain": nullcontext,
