@@ -37,11 +37,11 @@ show("as trained")
 # %%
 for alpha in (0.5, 2.0, 3.0):
     show(f"vision-aware heads, alpha {alpha}", partial(vision_aware_heads, alpha=alpha))
-show("image tokens raised by 1.5", partial(paint, alpha=1.5, layers=[0, 1, 2]))
+show("image tokens raised by 1.5", partial(paint, alpha=1.5, layers=[1, 2]))
 show("sinks", partial(redistribute_visual_attention, layers=[1, 2], dims=[0]))
 
 # %% [markdown]
-# This network has no sinks, so the last one changes nothing. `mereo reproduce visual_redistribution` plants one.
+# This network hardly has sinks, so the last one changes little; `mereo reproduce visual_redistribution` plants one.
 #
 # ## The same by hand
 #

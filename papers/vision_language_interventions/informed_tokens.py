@@ -17,7 +17,7 @@ from papers.vision_language_interventions.networks import FILLER, STEPS, trained
 IMAGES, ALPHAS = 600, (0.0, 0.25, 0.5, 0.75, 1.0)
 GAMMA = 2.0
 PICTURE = "boosts.png"
-LAYERS = (0, 1, 2)
+LAYERS = (1, 2)
 
 
 def run(settings: Settings) -> dict[str, Any]:
