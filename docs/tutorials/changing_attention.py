@@ -73,9 +73,7 @@ def look_away(couplings):
 
 with torch.no_grad(), mereo.intervene(model, dict.fromkeys(trace, look_away)):
     shares = model(rows)[0, -1].softmax(-1)
-best = shares.topk(3)
-print("blind, the first word would be", [model.class_names[token] for token in best.indices.tolist()])
+print("blind, the first word would be", [model.class_names[token] for token in shares.topk(3).indices.tolist()])
 
 # %% [markdown]
-# The interventions work in the same way on decoders of `transformers`: `redistribute_visual_attention(llava, mask)`,
-# where the mask marks the image tokens of the prompt.
+# On a decoder of `transformers`: `redistribute_visual_attention(llava, mask)`, a mask of the prompt's image tokens.
