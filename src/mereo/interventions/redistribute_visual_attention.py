@@ -88,7 +88,8 @@ def _moved(
     chosen = (mass >= min_visual) & (good >= rho * mass) & (good > 0) & (held > 0)
     if text is not None:
         chosen = chosen & text[:, None, :, None]
-    given = torch.where(chosen, take * held / good, 0)
+    # Other divisors are 1, as a gradient through a division by zero is not finite.
+    given = chosen * take * held / good.masked_fill(~chosen, 1)
     change = torch.cat((given, -take * chosen), -1) @ kinds[..., 1:].mT
     return (wide * (1 + change)).to(couplings.dtype)
 
