@@ -47,6 +47,7 @@ NAMES = (
     "tensor_attention",
     "tensor_brain",
     "unified_view",
+    "vision_language_interventions",
 )
 """The folders of the papers."""
 

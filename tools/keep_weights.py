@@ -36,7 +36,7 @@ def keep(run: Path, which: str, kind: str = "") -> Path:
         size = path.stat().st_size
         path.unlink()
         raise SystemExit(f"{name} takes {size:,} bytes; the package keeps networks of at most {LARGEST:,}.")
-    scores = "lengths" if model.score_kind == "lengths" else "scores"
+    scores = "lengths" if getattr(model, "score_kind", "scores") == "lengths" else "scores"
     path.with_suffix(".md").write_text(_with_use(model_card(model, record, name), *name.split("."), scores))
     return path
 

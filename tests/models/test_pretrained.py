@@ -10,8 +10,9 @@ import torch
 
 import mereo
 from mereo.cli.main import main
+from mereo.data.captions import scene_rows
 from mereo.errors import UsageError
-from mereo.models import get_model_entry, pretrained, save_weights
+from mereo.models import pretrained, save_weights
 
 NAMES = tuple(f"digit {i}" for i in range(10))
 
@@ -119,14 +120,12 @@ PREDICTIONS = {
         [3.103384, 0.952145, 0.380849, -0.586329, -1.234268, -0.560684, 0.728702, -0.786299, -0.407634, -1.383514],
         [2.934181, 1.013856, 0.335851, -0.463469, -1.204181, -0.531823, 0.766809, -0.821283, -0.412467, -1.383368],
     ],
+    "tinyvl.captions": [
+        [-3.996474, 6.875473, -3.23481, -5.741763, -2.024619, -1.07603, -1.457775, -1.025498, -1.308847, 0.495808],
+        [-2.989758, 3.223861, -2.956366, 0.791062, 5.172936, -4.717305, -1.732251, -2.92263, 0.708578, -1.055654],
+    ],
 }
 """The first scores of two images for each network of the package, recorded once: the code may not change them."""
-
-
-def bundled_for_images() -> list[str]:
-    """The bundled weights of networks that read images."""
-    names = mereo.list_models(pretrained=True)
-    return [name for name in names if get_model_entry(name.partition(".")[0]).module.input_kind == "images"]
 
 
 def test_a_drawing_network_is_loaded_by_its_name_alone() -> None:
@@ -136,9 +135,14 @@ def test_a_drawing_network_is_loaded_by_its_name_alone() -> None:
 
 
 def test_networks_of_the_package_predict_what_they_always_did() -> None:
-    assert list(PREDICTIONS) == bundled_for_images()
+    assert {*PREDICTIONS, "tinydiff.glyph_scenes"} == {*mereo.list_models(pretrained=True)}
     for name, expected in PREDICTIONS.items():
         model = mereo.load(name)
+        if model.input_kind == "rows":
+            rows = scene_rows(torch.linspace(-3, 3, 512).view(2, 16, 16).sin(), torch.tensor([[2], [7]]))
+            with torch.no_grad():
+                torch.testing.assert_close(model(rows)[:, -1, :10], torch.tensor(expected), rtol=0, atol=1e-5)
+            continue
         shape = (2, *model.image_shape)
         images = ((torch.arange(math.prod(shape)) * 7919 % 1009).float() / 1008).view(shape)
         with torch.no_grad():
@@ -169,7 +173,10 @@ def test_true_means_the_weights_for_images_of_the_preset(shelf: mereo.models.Cap
 
 def test_timm_creates_the_same_weights_by_the_same_names() -> None:
     timm = pytest.importorskip("timm")
-    names = bundled_for_images()
+    entries = {
+        name: mereo.models.get_model_entry(name.partition(".")[0]) for name in mereo.list_models(pretrained=True)
+    }
+    names = [name for name, entry in entries.items() if entry.module.registered_with_timm]
     # Of networks that timm has too, it lists its own weights.
     bundled = {name.partition(".")[0] for name in names}
     assert names == [name for name in timm.list_models(pretrained=True) if name.partition(".")[0] in bundled]

@@ -21,7 +21,7 @@ OWN = (PLAIN, *OTHERS)
 OUTPUTS: dict[str, Callable[[Any, int], tuple[int | None, ...]]] = {
     "scores": lambda model, count: (count, model.num_classes),
     "maps": lambda model, count: (count, model.num_classes, *model.image_shape[1:]),
-    "tokens": lambda model, count: (*model.example_inputs(count).shape, model.num_classes),
+    "tokens": lambda model, count: (*model.example_inputs(count).shape[:2], model.num_classes),
     "embedding": lambda model, count: (count, None),
     "boxes": lambda model, count: (count, None, None),
     "pointers": lambda model, count: (count, None, None),

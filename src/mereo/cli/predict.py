@@ -53,7 +53,7 @@ def run(words: list[str], command: str) -> None:
         _continue(model, options, paths, source)
         return
     if reads == "rows":
-        _questions(model, options, paths, source)
+        (_captions if gives == "tokens" else _questions)(model, options, paths, source)
         return
     if reads == "prompts":
         _pictures(model, options, paths, source)
@@ -193,6 +193,40 @@ def _pictures(model: Any, options: PredictOptions, paths: Sequence[Path], source
     for each in predictions:
         glyphs = ", ".join(f"{glyph} {quarter}" for quarter, glyph in each["glyphs"].items()) or "no glyph"
         say(f"{each['prompt']}: {glyphs} ({'as asked' if each['right'] else 'not as asked'})")
+
+
+def _captions(model: Any, options: PredictOptions, paths: Sequence[Path], source: Path) -> None:
+    """Print the captions of scenes, and draw them with what was named.
+
+    A prompt names the classes of a scene, which is drawn with the seed; a file holds features of scenes.
+    """
+    import torch
+
+    from mereo.data import Batch
+    from mereo.data.captions import CAPTION, Scenes, ask, read_scene, scene_of
+    from mereo.tasks.captions import Captions, draw_captions
+
+    scenes: dict[str, Scenes] = {str(path): read_scene(path) for path in paths}
+    if options.prompt is not None:
+        scenes["prompt"] = scene_of(options.prompt, options.seed)
+    task, out = Captions(), options.out or new_folder("predictions")
+    out.mkdir(parents=True, exist_ok=True)
+    predictions: list[dict[str, Any]] = []
+    for name, found in scenes.items():
+        rows, labels = ask(found, torch.full((len(found.present),), CAPTION))
+        batch = Batch(rows=rows.to(next(model.parameters())), labels=labels)
+        with torch.inference_mode():
+            tokens = task.kept(task.apply(model, batch)).cpu()
+        picture = out / f"{Path(name).stem}.png"
+        draw_captions(batch.pick(slice(0, task.most_drawn)), tokens[: task.most_drawn], picture)
+        say(f"written: {picture}", file=sys.stderr)
+        about = {} if name != "prompt" else {"true": task.titles(batch)[0]}
+        predictions += [{"path": name, **each, **about} for each in task.predict(tokens)]
+    if options.json:
+        say(json.dumps({"weights": str(source), "predictions": predictions}, indent=2))
+        return
+    for each in predictions:
+        say(f"{each['path']}: {each['caption']}" + (f"; it shows {each['true']}" if "true" in each else ""))
 
 
 def _continue(model: Any, options: PredictOptions, paths: Sequence[Path], source: Path) -> None:

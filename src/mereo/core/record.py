@@ -223,7 +223,7 @@ class _Changer(_Watcher):
 
 
 @contextmanager
-def _watching(watched: Mapping[str, tuple[Observable, Observer]]) -> Iterator[None]:
+def watching(watched: Mapping[str, tuple[Observable, Observer]]) -> Iterator[None]:
     """Observers on their modules, and everything eager, while the block runs."""
     for module, observer in watched.values():
         module.watch(observer)
@@ -263,7 +263,7 @@ def record(model: nn.Module, names: Collection[str] | None = None, *, gradients:
         if name not in there:
             raise _not_there(model, name, there)
     wanted = there if names is None else {name: there[name] for name in names}
-    with _watching({name: (m, _Recorder(name, trace)) for name, m in wanted.items()}):
+    with watching({name: (m, _Recorder(name, trace)) for name, m in wanted.items()}):
         yield trace
 
 
@@ -324,5 +324,5 @@ def intervene(
         for name, module in there.items()
         if name in functions or name in scores
     }
-    with _watching(observers):
+    with watching(observers):
         yield

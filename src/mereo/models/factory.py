@@ -195,6 +195,10 @@ def _pretrained(
     source = f"{name}.{choose_tag(name, pretrained)}"
     tensors, metadata = load_tensors(pretrained_path(source))
     model = build(name, **{**metadata["args"], **given})
+    if model.input_kind != "images":
+        load_state(model, pretrained_path(source))
+        model.metadata, model.class_names = metadata, tuple(metadata.get("class_names", ()))
+        return model
     _say_what_is_new(fill(model, tensors, metadata, source))
     kept = ("mean", "std") if model.image_shape[0] == metadata["args"].get("in_chans") else ()
     model.pretrained_cfg |= {key: tuple(metadata["pretrained_cfg"][key]) for key in kept}

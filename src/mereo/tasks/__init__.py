@@ -1,6 +1,7 @@
 """Tasks: the contents of a batch, the loss, the metrics and the form of a prediction."""
 
 from mereo.tasks.base import TASKS, Metrics, Objective, Task, get_task, list_tasks, register_task
+from mereo.tasks.captions import Captions
 from mereo.tasks.classification import Classification
 from mereo.tasks.drawing import Drawing
 from mereo.tasks.embedding import Embedding
@@ -16,6 +17,7 @@ from mereo.tasks.triples import Triples
 
 __all__ = [
     "TASKS",
+    "Captions",
     "Classification",
     "Drawing",
     "Embedding",

@@ -103,6 +103,21 @@ METHODS: dict[str, tuple[Callable[[_Exchange], Tensor], Callable[[_Exchange], st
 """Name -> (function, why it cannot run: None if it can), the preferred first."""
 
 
+def _first_watched(q: Tensor, k: Tensor, coupling: Coupling, mask: Tensor | None, bias: Tensor | None) -> int:
+    """The first row of causal attention of a sequence to itself that an observer wants to see; 0 for all rows.
+
+    An observer of some rows has a method `first_row` (receivers, senders) -> row. It sees only these rows, as if the
+    others had been read before.
+    """
+    rows = [getattr(each, "first_row", None) for each in coupling.observers]
+    if None in rows or not coupling.is_plain_softmax or (coupling.dropout and coupling.training):
+        return 0
+    first = min(row(q.shape[-2], k.shape[-2]) for row in rows if row is not None)
+    whole = mask is None and bias is None and coupling.topology == Causal() and q.shape[-2] == k.shape[-2]
+    hooked = coupling._forward_hooks or coupling._forward_pre_hooks
+    return first if whole and not hooked and not q.requires_grad and not transformed() else 0
+
+
 def attend(
     q: Tensor,
     k: Tensor,
@@ -132,4 +147,11 @@ def attend(
         scale = q.shape[-1] ** -0.5
     else:
         check_finite(scale=scale)
+    start = _first_watched(q, k, coupling, mask, bias) if coupling.observers and method == "auto" else 0
+    if start:
+        before = _fused(_Exchange(q[:, :, :start], k[:, :, :start], v[:, :, :start], coupling, None, None, scale, None))
+        if start == q.shape[-2]:
+            return before
+        rest = _Exchange(q[:, :, start:], k, v, coupling, None, None, scale, None)
+        return torch.cat((before, _plain(rest)), -2)
     return execute(METHODS, _Exchange(q, k, v, coupling, mask, bias, scale, tiles), method, always="plain")

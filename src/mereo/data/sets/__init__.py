@@ -7,6 +7,7 @@ PyTorch and the like inside its function.
 from mereo.data.registry import DATASETS, find_dataset, is_dataset, list_datasets
 from mereo.data.sets import (
     affnist,
+    captions,
     cifar10,
     convex_hull,
     delaunay,
@@ -31,8 +32,8 @@ from mereo.data.sets import (
 )
 
 __all__ = [
-    "DATASETS", "affnist", "cifar10", "convex_hull", "delaunay", "digits", "fashion_mnist", "find_dataset", "gcog",
-    "glyph_scenes", "glyphs", "is_dataset", "list_datasets", "mnist", "mqar", "multimnist", "picture_relations",
-    "pystdlib", "shape_masks", "shape_tags", "smallnorb", "solids", "svhn", "tensor_brain_scenes", "tours",
-    "turned_digits",
+    "DATASETS", "affnist", "captions", "cifar10", "convex_hull", "delaunay", "digits", "fashion_mnist",
+    "find_dataset", "gcog", "glyph_scenes", "glyphs", "is_dataset", "list_datasets", "mnist", "mqar", "multimnist",
+    "picture_relations", "pystdlib", "shape_masks", "shape_tags", "smallnorb", "solids", "svhn",
+    "tensor_brain_scenes", "tours", "turned_digits",
 ]  # fmt: skip

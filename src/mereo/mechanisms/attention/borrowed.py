@@ -1,4 +1,4 @@
-"""Attention of other libraries under observation: couplings that timm's and PyTorch's layers make, seen and changed.
+"""Attention of other libraries under observation: couplings of layers of timm, PyTorch and transformers.
 
 While a layer is observed it computes the same by a function that makes its couplings in a `Coupling`; afterwards it is
 as before. `mereo.record` and `mereo.intervene` are imported from here, so that they know of these layers.
@@ -16,10 +16,10 @@ from mereo.core import Coupling, intervene, record
 from mereo.core.kernels.attention import attend
 from mereo.core.observe import BORROWERS, Observer
 from mereo.mechanisms.attention.hosted import attention_drop, computes_attention, is_host, merge_heads, split_heads
+from mereo.mechanisms.attention.interfaced import COUPLING as _KEY
+from mereo.mechanisms.attention.interfaced import Interfaced, is_interfaced
 
 __all__ = ["BorrowedCoupling", "intervene", "record"]
-
-_KEY = "_borrowed_coupling"
 
 
 class BorrowedCoupling(Coupling):
@@ -90,7 +90,7 @@ def _takes_tokens_only(module: nn.Module) -> bool:
 
 
 def borrow(module: nn.Module) -> BorrowedCoupling | None:
-    """The coupling of an attention layer of timm's, PyTorch's, or the same form; None for any other module."""
+    """The coupling of an attention layer of timm, PyTorch, transformers or the same form; None for any other module."""
     if _KEY in vars(module):
         found: BorrowedCoupling = vars(module)[_KEY]
         return found
@@ -98,6 +98,8 @@ def borrow(module: nn.Module) -> BorrowedCoupling | None:
         usual = module.bias_k is None and not module.add_zero_attn
         usual = usual and type(module).forward is nn.MultiheadAttention.forward and _is_theirs(module)
         return BorrowedCoupling(module, _Multihead(module), module.dropout) if usual else None
+    if is_interfaced(module) and "forward" not in vars(module):
+        return BorrowedCoupling(module, Interfaced(module), 0.0)
     if is_host(module) and _is_theirs(module) and _takes_tokens_only(module) and computes_attention(module):
         return BorrowedCoupling(module, _Hosted(module), attention_drop(module))
     return None

@@ -11,3 +11,4 @@ from mereo.models.sequence.pointer_network import PointerNetwork as PointerNetwo
 from mereo.models.sequence.question_reader import QuestionReader as QuestionReader
 from mereo.models.sequence.tensor_brain import TensorBrain as TensorBrain
 from mereo.models.sequence.tinydiff import TinyDiff as TinyDiff
+from mereo.models.sequence.tinyvl import TinyVL as TinyVL
