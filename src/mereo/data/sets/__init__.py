@@ -21,6 +21,7 @@ from mereo.data.sets import (
     pystdlib,
     shape_masks,
     shape_tags,
+    shelves,
     smallnorb,
     solids,
     svhn,
@@ -32,5 +33,5 @@ from mereo.data.sets import (
 __all__ = [
     "DATASETS", "affnist", "cifar10", "convex_hull", "delaunay", "digits", "fashion_mnist", "find_dataset", "gcog",
     "glyphs", "is_dataset", "list_datasets", "mnist", "mqar", "multimnist", "picture_relations", "pystdlib",
-    "shape_masks", "shape_tags", "smallnorb", "solids", "svhn", "tensor_brain_scenes", "tours", "turned_digits",
+    "shape_masks", "shape_tags", "shelves", "smallnorb", "solids", "svhn", "tensor_brain_scenes", "tours", "turned_digits",
 ]  # fmt: skip
