@@ -124,6 +124,8 @@ class Shelves(Images):
         chosen = indices[options.share].to(self.kinds.device)
         regions = torch.cat((self.looks.flatten(1)[self.kinds[chosen]], self.places[chosen].to(self.looks)), -1)
         pointers = None if self.pointers is None else self.pointers[chosen]
+        if pointers is not None and len(pointers):  # no columns of padding only
+            pointers = pointers[:, : max(int((pointers >= 0).sum(1).max()), 2)]
         return Batch(regions=regions, pointers=pointers).to(options.device or regions.device, non_blocking=True)
 
 
@@ -157,34 +159,33 @@ def make_shelves(layout: Layout, count: int, seed: int) -> Shelves:
     glyph = torch.randint(COLOURS * SHAPES, (count, 1), generator=generator)
     others = torch.randint(1, COLOURS * SHAPES, (count, number), generator=generator)
     kinds = ((glyph + others) % (COLOURS * SHAPES)).scatter(1, target, glyph)
-    places = torch.stack((cells // layout.columns, cells % layout.columns), -1).expand(count, -1, -1)
-    like = (kinds // SHAPES == glyph // SHAPES).float() + (kinds % SHAPES == glyph % SHAPES).float()
-    paths = walk(like, places, there, target.squeeze(1), layout.centre, generator)
+    places = torch.stack((cells // layout.columns, cells % layout.columns), -1).masked_fill(~there.unsqueeze(-1), -1)
+    places = torch.cat((places, places.gather(1, target.unsqueeze(-1).expand(-1, -1, 2))), 1)
+    kinds = torch.cat((kinds, glyph), 1)
+    paths = walk(kinds, places, layout.centre, generator)
     lengths = (paths >= 0).sum(1, keepdim=True)
     pointers = torch.nn.functional.pad(paths + 1, (0, 1)).masked_fill(torch.arange(MOST + 1) > lengths, -1)
-    places = places.masked_fill(~there.unsqueeze(-1), -1)
-    places = torch.cat((places, places.gather(1, target.unsqueeze(-1).expand(-1, -1, 2))), 1)
-    return Shelves(glyphs(), torch.cat((kinds, glyph), 1), places, pointers)
+    return Shelves(glyphs(), kinds, places, pointers)
 
 
-def walk(
-    like: Tensor, places: Tensor, there: Tensor, target: Tensor, start: int, generator: torch.Generator
-) -> Tensor:
-    """The paths of the rule: int64 (scenes, 24), -1 behind the end.
+def walk(kinds: Tensor, places: Tensor, start: int, generator: torch.Generator) -> Tensor:
+    """The paths of the rule for scenes of `Shelves`: int64 (scenes, 24), -1 behind the end.
 
-    From an object that is not left for good: the same again with probability 0.2; an earlier one with 0.1; else the new
-    object with the largest likeness - 0.3 distance + Gumbel noise. On the target the path ends with probability 0.9.
+    The same object again with probability 0.2; an earlier one with 0.1; else the new object with the largest likeness
+    - 0.3 distance + Gumbel noise, where the likeness is how many of colour and shape it shares with the target. On the
+    target the path ends with probability 0.9.
 
     Args:
-        like: colour and shape that an object shares with the target, 0 to 2: (scenes, objects).
-        places: rows and columns, int64 (scenes, objects, 2).
-        there: which objects exist, bool (scenes, objects).
-        target: its object, int64 (scenes,).
+        kinds: glyphs, int64 (scenes, objects + 1), the target last.
+        places: rows and columns, int64 (scenes, objects + 1, 2), -1 for no object.
         start: the first fixation.
         generator: of the noise.
     """
+    objects, glyph, spots, there = kinds[:, :-1], kinds[:, -1:], places[:, :-1], places[:, :-1, 0] >= 0
+    target = (spots == places[:, -1:]).all(-1).long().argmax(1)
+    like = (objects // SHAPES == glyph // SHAPES).float() + (objects % SHAPES == glyph % SHAPES).float()
     count, number = like.shape
-    away = torch.cdist(places.float(), places.float())
+    away = torch.cdist(spots.float(), spots.float())
     current = torch.full((count,), start)
     paths = torch.full((count, MOST), -1)
     seen = torch.zeros_like(there)
