@@ -38,7 +38,8 @@ class ScanpathsOptions:
 
     Args:
         samples: sampled paths of a scene that metrics average over; 0 takes the most probable path.
-        height, width: pixels of the sides of the crops in the regions, for pictures.
+        height: pixels of the crops in the regions, for pictures.
+        width: the same, from left to right.
     """
 
     samples: int = 4
