@@ -21,7 +21,7 @@ from mereo.tasks.scanpaths import Scanned, ScanpathsObjective, fixations_of
 from mereo.tasks.shelf_pictures import draw_shelves
 from papers.common.settings import Settings
 
-STEPS, BATCH, RATE, SCENES, TESTED = 700, 20, 2e-3, 2000, 200
+STEPS, BATCH, RATE, SCENES, TESTED = 450, 50, 3e-3, 2000, 200
 SAMPLES, FEWER, SHOWN = 100, 5, 4
 """Sampled paths of a scene, of one on a new layout, and scenes of the picture."""
 LAYOUTS = {"4 x 5": Layout(4, 5), "3 x 6": Layout(3, 6), "5 x 4": Layout(5, 4), "4 x 5 with gaps": Layout(4, 5, 8)}
@@ -81,7 +81,7 @@ def _scores(figures: dict[str, Any], *, name: bool = True) -> dict[str, Any]:
 def _trained(settings: Settings, locate: bool, seed: int, device: str) -> Any:
     """A network after its steps; scenes, order and start are those of the seed."""
     torch.manual_seed(seed)
-    model: Any = mereo.create_model("oat_small", shelf=(6, 6), locate=locate).to(device)
+    model: Any = mereo.create_model("oat_small", shelf=(6, 6), locate=locate, dropout=0.0).to(device)
     train = make_shelves(LAYOUTS["4 x 5"], settings.limit or SCENES, seed).to(device)
     objective, generator = ScanpathsObjective(model).train(), torch.Generator().manual_seed(seed)
     optimiser = torch.optim.Adam((each for each in model.parameters() if each.requires_grad), RATE)

@@ -1,5 +1,6 @@
 """Made shelves: one target in each, paths by the rule, gaps, and scenes that are refused."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -20,11 +21,11 @@ def test_paths_follow_the_rule() -> None:
     assert ((kinds[:, :-1] == kinds[:, -1:]).sum(1) == 1).all() and (paths[:, 0] == 6).all()
     assert kinds.gather(1, target.unsqueeze(1)).equal(kinds[:, -1:])
     steps = {"stay": 0, "back": 0, "stop": 0, "left": 0, "all": 0, "may look back": 0}
-    for path, goal in zip(paths.tolist(), target.tolist(), strict=True):
-        path = [each for each in path if each >= 0]
+    for row, goal in zip(paths.tolist(), target.tolist(), strict=True):
+        path = [each for each in row if each >= 0]
         steps["stop"] += path[-1] == goal
         steps["left"] += sum(each == goal for each in path[:-1])
-        for step, (one, other) in enumerate(zip(path[:-1], path[1:], strict=True)):
+        for step, (one, other) in enumerate(pairwise(path)):
             steps["all"] += 1
             steps["stay"] += one == other
             if len({*path[: step + 1]}) in range(2, 12):

@@ -47,8 +47,8 @@ def test_a_mean_step_counts_every_fixation_once() -> None:
     objective = task.objective(model, TrainConfig())
     loss, outputs = objective(short)
     shares = outputs.log_shares
-    expected = -(shares[0, 0, 0] + shares[0, 1, 3] + shares[1, 0, 1] + shares[1, 1, 2] + shares[1, 2, 0] + shares[1, 3, 3])
-    torch.testing.assert_close(loss, expected / 6)
+    places = ((0, 0, 0), (0, 1, 3), (1, 0, 1), (1, 1, 2), (1, 2, 0), (1, 3, 3))
+    torch.testing.assert_close(loss, -sum(shares[place] for place in places) / 6)
 
 
 @pytest.mark.long

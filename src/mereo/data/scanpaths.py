@@ -25,8 +25,8 @@ def lengths_of(paths: Ints) -> Ints:
 def behaviour(paths: Ints, targets: Ints) -> Floats:
     """Correct, length, search, refixation and revisit of each path, (paths, 5); NaN for a path without a fixation.
 
-    correct: whether the last fixation is the target. Of all fixations, search is the share of those that enter an object
-    for the first time, refixation of those that repeat the one before, revisit of those that enter an object again.
+    correct: whether the last fixation is the target. Of all fixations, search is the share of those that enter an
+    object for the first time, refixation of those that repeat the one before, revisit of those that enter one again.
 
     Shapes: paths int64 (paths, steps), targets int64 (paths,).
     """
@@ -85,8 +85,8 @@ def multimatch(one: Ints, other: Ints, places: Floats, size: Floats) -> Floats:
     """Likeness of vectors, directions, lengths and positions of the jumps between fixations: (pairs, 4).
 
     Jumps are aligned by the path through all pairs of jumps (i, j), from the first to the last, whose differences
-    |u_i - v_j| have the least sum. Of the differences along it, the median m gives the likeness 1 - m / largest, with the
-    largest 2 |size|, pi, |size|, |size|. NaN for a path of fewer than three fixations.
+    |u_i - v_j| have the least sum. Of the differences along it, the median m gives the likeness 1 - m / largest, with
+    the largest 2 |size|, pi, |size|, |size|. NaN for a path of fewer than three fixations.
 
     Args:
         places: (x, y) of the objects of each pair's scene.

@@ -19,7 +19,9 @@ SIDE, COLOURS, SHAPES, MOST = 16, 6, 6, 24
 """Pixels of a side of a glyph, kinds of glyphs, and most fixations of a path."""
 NEAR, STAY, BACK, STOP = 0.3, 0.2, 0.1, 0.9
 """Cost of a cell of distance; probabilities to repeat a fixation, to look back, and to stop on the target."""
-_PALETTE = ((0.84, 0.15, 0.16), (0.17, 0.63, 0.17), (0.12, 0.35, 0.8), (0.95, 0.7, 0.1), (0.6, 0.25, 0.75), (0.2, 0.2, 0.2))
+_PALETTE = (
+    (0.84, 0.15, 0.16), (0.17, 0.63, 0.17), (0.12, 0.35, 0.8), (0.95, 0.7, 0.1), (0.6, 0.25, 0.75), (0.2, 0.2, 0.2),
+)  # fmt: skip
 
 
 def glyphs() -> Tensor:
@@ -55,7 +57,7 @@ def check_scenes(regions: Tensor) -> None:
     at = ((places == goal).all(-1) & there).sum(1)
     for wrong, what in (
         (~there.any(1), "have no object; a scene is at least one object and its target"),
-        (twice.flatten(1).sum(1) > there.sum(1), "have two objects in one place; give each a row and column of its own"),
+        (twice.flatten(1).sum(1) > there.sum(1), "have two objects in one place; give each its own"),
         (alike > 1, "show the target more than once; let it be one object"),
         ((goal[:, 0, 0] >= 0) & (at != 1), "have no object at the place of the target; give the target's place, or -1"),
     ):
@@ -72,8 +74,8 @@ class Shelves(Images):
         places: their rows and columns, -1 for no object.
         pointers: 1 for the first object, 0 for the end, -1 for padding; None for scenes to predict.
 
-    Shapes: looks float32 (kinds, 3, height, width), kinds int64 (scenes, objects + 1), places int64 (scenes, objects + 1,
-        2), pointers int64 (scenes, steps). Batches have regions (batch, objects + 1, 3 * height * width + 2).
+    Shapes: looks float32 (kinds, 3, height, width), kinds int64 (scenes, objects + 1), places int64 (scenes, objects +
+        1, 2), pointers int64 (scenes, steps). Batches have regions (batch, objects + 1, 3 * height * width + 2).
     """
 
     serves = "regions"
@@ -88,8 +90,8 @@ class Shelves(Images):
             if bool(wrong.any()):
                 scene = int(wrong.nonzero()[0])
                 raise UsageError(
-                    f"pointers of scene {scene} hold {int(pointers[scene].max())}; they must be 1 to {there.shape[1]}, of"
-                    " objects that are there."
+                    f"pointers of scene {scene} hold {int(pointers[scene].max())}; they must be 1 to {there.shape[1]},"
+                    " of objects that are there."
                 )
         self.looks, self.kinds, self.places, self.pointers = looks, kinds, places, pointers
 

@@ -106,8 +106,8 @@ class ScanpathsObjective(Objective):
 class ScanpathsMetrics(Metrics):
     """Five means of behaviour, of the network and of people, how far they are apart, and likeness of paths.
 
-    delta = mean over behaviours of |network - people| / people;   ss, ed, MultiMatch (`mereo.data.scanpaths`), each a mean
-    over the paths of a scene, then over scenes;   sim = mean probability of the next true fixation.
+    delta = mean over behaviours of |network - people| / people;   ss, ed, MultiMatch (`mereo.data.scanpaths`), each a
+    mean over the paths of a scene, then over scenes;   sim = mean probability of the next true fixation.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class ScanpathsMetrics(Metrics):
     def update(self, outputs: Scanned, batch: Batch) -> None:
         assert outputs.log_shares is not None and batch.pointers is not None and batch.regions is not None
         regions, true = batch.regions, fixations_of(batch.pointers)
-        count, paths, steps = outputs.sampled.shape
+        count, paths = outputs.sampled.shape[:2]
         probabilities = outputs.log_shares[:, : true.shape[1]].float().exp()
         next_ones = probabilities.gather(-1, true.clamp(min=0).unsqueeze(-1)).squeeze(-1) * (true >= 0)
         sim = (next_ones.sum(1) / (true >= 0).sum(1).clamp(min=1)).sum()
@@ -134,7 +134,8 @@ class ScanpathsMetrics(Metrics):
             np.array([edit_distance(found, human[again]).sum() / paths]),
         ]  # fmt: skip
         rest = [likeness.sum(0), np.full(len(MULTIMATCH), len(likeness))]
-        self.add(*(torch.from_numpy(np.asarray(each, np.float64)) for each in sums), sim.cpu(), *map(torch.from_numpy, rest))
+        first, last = (torch.from_numpy(np.concatenate(part).astype(np.float64)) for part in (sums, rest))
+        self.add(first, sim.cpu(), last)
 
     def compute(self) -> dict[str, float]:
         values, kinds = self.state.cpu().numpy(), len(BEHAVIOUR)
@@ -187,7 +188,7 @@ class Scanpaths(Task):
 
     def objective(self, model: nn.Module, settings: Settings) -> ScanpathsObjective:
         if settings.label_smoothing:
-            raise UsageError(f"label_smoothing is {settings.label_smoothing}; scanpaths are not smoothed, leave it out.")
+            raise UsageError(f"label_smoothing is {settings.label_smoothing}; paths are not smoothed, leave it out.")
         return ScanpathsObjective(model)
 
     def metrics(self) -> ScanpathsMetrics:

@@ -40,7 +40,8 @@ def draw_shelves(
         axes.set_title(": ".join(filter(None, (titles[scene], name))), fontsize=7)
         if name:
             fixations = [each for each in answers[name][scene].tolist() if each >= 0]
-            _path(axes, places[scene], fixations, _TRUE if number % len(names) == 0 and len(names) > 1 else _PREDICTED, shape)
+            colour = _TRUE if name == names[0] and len(names) > 1 else _PREDICTED
+            _path(axes, places[scene], fixations, colour, shape)
     save_figure(figure, path)
 
 

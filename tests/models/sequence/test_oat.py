@@ -27,7 +27,8 @@ def test_parameters_of_the_published_parts() -> None:
     counts = {name: sum(p.numel() for p in module.parameters()) for name, module in model.named_children()}
     assert (counts["encoder"], counts["decoder"], counts["appearance"]) == (6_311_936, 10_518_528, 374_752)
     assert counts["head"] == 1_050_624 + 3
-    assert [CropEncoder((150, 93), 4, levels=levels).fc.in_features for levels in (0, 2, 3, 4)] == [1440, 160, 672, 2720]
+    features = [CropEncoder((150, 93), 4, levels=levels).fc.in_features for levels in (0, 2, 3, 4)]
+    assert features == [1440, 160, 672, 2720]
 
 
 def test_a_pyramid_has_the_maxima_of_its_cells() -> None:

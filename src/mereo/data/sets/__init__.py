@@ -33,5 +33,6 @@ from mereo.data.sets import (
 __all__ = [
     "DATASETS", "affnist", "cifar10", "convex_hull", "delaunay", "digits", "fashion_mnist", "find_dataset", "gcog",
     "glyphs", "is_dataset", "list_datasets", "mnist", "mqar", "multimnist", "picture_relations", "pystdlib",
-    "shape_masks", "shape_tags", "shelves", "smallnorb", "solids", "svhn", "tensor_brain_scenes", "tours", "turned_digits",
+    "shape_masks", "shape_tags", "shelves", "smallnorb", "solids", "svhn", "tensor_brain_scenes", "tours",
+    "turned_digits",
 ]  # fmt: skip

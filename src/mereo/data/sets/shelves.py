@@ -24,9 +24,7 @@ def load(wanted: "Wanted", *, shelf: tuple[int, int, int], seed: int, splits: di
     return load_shelves(wanted, Layout(*shelf), seed, splits)
 
 
-def configure(
-    *, rows: int = 4, columns: int = 5, empty: int = 0, train: int = 2000, seed: int = 0
-) -> dict[str, Any]:
+def configure(*, rows: int = 4, columns: int = 5, empty: int = 0, train: int = 2000, seed: int = 0) -> dict[str, Any]:
     """Options: rows (4) and columns (5) of the shelf, most empty places in a scene (0), training scenes (2000), seed of
     the scenes (0)."""
     check_count(1, rows=rows, columns=columns, train=train)
@@ -34,7 +32,8 @@ def configure(
     check_seed(seed)
     if not empty + 1 < rows * columns <= 400:
         raise UsageError(
-            f"rows is {rows}, columns {columns} and empty {empty}; a shelf has at most 400 places, and two are not empty."
+            f"rows is {rows}, columns {columns} and empty {empty}; a shelf has at most 400 places, and two of"
+            " them are not empty."
         )
     splits = {"train": train, "validation": HELD_OUT, "test": HELD_OUT}
     return {"load": partial(load, shelf=(rows, columns, empty), seed=seed, splits=splits), "splits": splits}

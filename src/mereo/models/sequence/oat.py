@@ -116,9 +116,9 @@ class ObjectAttentionTransformer(Network):
 
     e = encoder([a_i ; p_i]),   d = decoder([start, a_f1 ; p_f1, ...] + sinusoids, e),   P(f_t) = object_pointer(e, d_t)
 
-    a is the appearance of a crop, p the code of (row, column, flag), three rows of a fixed table cut to dim / 2; the flag
-    is 1 for the target. The encoder's last token is the target, and pointing to it is STOP. The start is a blank crop at
-    the centre of the shelf.
+    a is the appearance of a crop, p the code of (row, column, flag), three rows of a fixed table cut to dim / 2; the
+    flag is 1 for the target. The encoder's last token is the target, and pointing to it is STOP. The start is a blank
+    crop at the centre of the shelf.
 
     Args:
         dim: of the tokens.
@@ -132,9 +132,10 @@ class ObjectAttentionTransformer(Network):
             target is zero and no fixation is marked, so that it has to find the target by its appearance.
         max_len: most fixations of a path that it finds.
 
-    Shapes: regions (batch, objects + 1, 3 * height * width + 2): pixels in [0, 1], row and column of each object, -1 for
-        an object that is not there; then the target, -1 for an unknown place. fixations int64 (batch, steps), -1 for
-        padding -> logarithms of probabilities (batch, steps + 1, objects + 1), STOP last; or along the greedy search.
+    Shapes: regions (batch, objects + 1, 3 * height * width + 2): pixels in [0, 1], row and column of each object, -1
+        for an object that is not there; then the target, -1 for an unknown place. fixations int64 (batch, steps), -1
+        for padding -> logarithms of probabilities (batch, steps + 1, objects + 1), STOP last; or along the greedy
+        search.
 
     Reads as: `head.coupling`, couplings[b, 0, t, i], is the probability that fixation t is on object i.
 
@@ -148,7 +149,6 @@ class ObjectAttentionTransformer(Network):
     output_kind: ClassVar[str] = "pointers"
     input_kind: ClassVar[str] = "regions"
     outputs_argument: ClassVar[str | None] = None
-    counted_from_shapes: ClassVar[bool] = False
     registered_with_timm = False
 
     table: Tensor
@@ -202,7 +202,7 @@ class ObjectAttentionTransformer(Network):
                 f"regions are {regions.dtype} of shape {tuple(regions.shape)}; they must be floating point (batch, at"
                 f" least one object and the target, {columns}), for crops of {self.crop}."
             )
-        if torch.compiler.is_compiling() or not len(regions):
+        if torch.compiler.is_compiling() or regions.is_meta or not len(regions):
             return
         places = regions[..., -PLACE:]
         if not bool((places[:, :-1, 0] >= 0).any(1).all()):
@@ -218,13 +218,25 @@ class ObjectAttentionTransformer(Network):
         rows = torch.cat((places, flags.long().unsqueeze(-1)), -1).clamp(min=0)
         return self.table[rows].flatten(-2)[..., : self.num_features // 2]
 
+    def _looks(self, crops: Tensor) -> Tensor:
+        """The appearance of crops, of which equal ones, such as a product on every shelf, are read once."""
+        if torch.compiler.is_compiling() or crops.is_meta or crops.requires_grad or len(crops) < 2:
+            return self.appearance(crops)
+        rows = crops.flatten(1)
+        sums = rows @ torch.linspace(1, 2, rows.shape[1], device=rows.device, dtype=rows.dtype)
+        different, inverse = sums.unique(return_inverse=True)
+        first = inverse.new_zeros(len(different)).scatter_(0, inverse, torch.arange(len(rows), device=rows.device))
+        if not torch.equal(rows[first[inverse]], rows):  # different crops of equal sums
+            return self.appearance(crops)
+        return self.appearance(crops[first])[inverse]
+
     def forward_features(self, inputs: Tensor) -> Shelf:
         """Scenes as the decoder reads them."""
         self._check(inputs)
         count, number = inputs.shape[0], inputs.shape[1] - 1
         places = inputs[..., -PLACE:].detach().round().long()
         crops = inputs[..., :-PLACE].unflatten(-1, (3, *self.crop))
-        looks = self.appearance(crops.flatten(0, 1)).unflatten(0, (count, number + 1))
+        looks = self._looks(crops.flatten(0, 1)).unflatten(0, (count, number + 1))
         objects, target = places[:, :-1], places[:, -1:]
         known = (target[..., 0] >= 0) & self.locate
         present = F.pad(objects[..., 0] >= 0, (0, 1), value=True)
@@ -274,8 +286,8 @@ class ObjectAttentionTransformer(Network):
             )
         if not torch.compiler.is_compiling() and fixations.numel() and int(fixations.max()) >= number:
             raise UsageError(
-                f"fixations hold {int(fixations.max())}; the objects of the scene are 0 to {number - 1}, and STOP is not"
-                " given."
+                f"fixations hold {int(fixations.max())}; the objects of the scene are 0 to {number - 1}; leave"
+                " STOP out."
             )
         places = F.pad(fixations.clamp(min=0), (1, 0), value=number)
         x = shelf.tokens.gather(1, places.unsqueeze(-1).expand(-1, -1, shelf.tokens.shape[-1])).unsqueeze(1)
@@ -410,9 +422,7 @@ class ObjectAttentionTransformer(Network):
         return layer_depths(names, ["appearance", "encoder", "decoder"], self.classifier_parts)
 
 
-_register = partial(
-    register_model, module=ObjectAttentionTransformer, source="arXiv:2407.13335", rate=1e-4
-)
+_register = partial(register_model, module=ObjectAttentionTransformer, source="arXiv:2407.13335", rate=1e-4)
 
 _register(
     "oat",
@@ -424,8 +434,8 @@ _register(
     },
     variants={"without the place of the target": {"locate": False, "levels": 2, "depth": 2}},
 )  # fmt: skip
-_register("oat_yogurt", summary="The same for shelves of 3 x 9 objects.", parameters=18_255_843, shelf=(3, 9))
-_register("oat_books", summary="The same for shelves of 6 x 14 objects.", parameters=18_255_843, shelf=(6, 14), norm=8.764)
+_register("oat_yogurt", summary="OAT for shelves of 3 x 9 objects.", parameters=18_255_843, shelf=(3, 9))
+_register("oat_books", summary="OAT for shelves of 6 x 14 objects.", parameters=18_255_843, shelf=(6, 14), norm=8.764)
 _register(
     "oat_small",
     summary="OAT of 64 units and 2 + 2 blocks, for shelves of 4 x 5 objects of 16 x 16 pixels.",

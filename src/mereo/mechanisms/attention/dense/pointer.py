@@ -31,7 +31,7 @@ class PointingModule(nn.Module):
         self.coupling = Coupling("senders")
 
     def scores(self, keys: Tensor, receivers: Tensor) -> Tensor:
-        """Keys of the senders (batch, senders, ...), receivers (batch, receivers, dim) -> (batch, receivers, senders)."""
+        """Keys (batch, senders, ...), receivers (batch, receivers, dim) -> scores (batch, receivers, senders)."""
         raise NotImplementedError(f"{type(self).__name__} must define scores")
 
     def point(self, keys: Tensor, receivers: Tensor, mask: Tensor | None = None) -> Tensor:
