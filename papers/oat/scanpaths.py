@@ -21,7 +21,7 @@ from mereo.tasks.scanpaths import Scanned, ScanpathsObjective, fixations_of
 from mereo.tasks.shelf_pictures import draw_shelves
 from papers.common.settings import Settings
 
-STEPS, BATCH, RATE, SCENES, TESTED = 450, 50, 3e-3, 2000, 200
+STEPS, BATCH, RATE, SCENES, TESTED = 400, 50, 3e-3, 2000, 150
 SAMPLES, FEWER, SHOWN = 100, 5, 4
 """Sampled paths of a scene, of one on a new layout, and scenes of the picture."""
 LAYOUTS = {"4 x 5": Layout(4, 5), "3 x 6": Layout(3, 6), "5 x 4": Layout(5, 4), "4 x 5 with gaps": Layout(4, 5, 8)}
@@ -84,7 +84,7 @@ def _trained(settings: Settings, locate: bool, seed: int, device: str) -> Any:
     model: Any = mereo.create_model("oat_small", shelf=(6, 6), locate=locate, dropout=0.0).to(device)
     train = make_shelves(LAYOUTS["4 x 5"], settings.limit or SCENES, seed).to(device)
     objective, generator = ScanpathsObjective(model).train(), torch.Generator().manual_seed(seed)
-    optimiser = torch.optim.Adam((each for each in model.parameters() if each.requires_grad), RATE)
+    optimiser = torch.optim.Adam((each for each in model.parameters() if each.requires_grad), RATE, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, RATE, total_steps=STEPS, pct_start=0.1)
     losses = list[float]()
     for step in range(STEPS):
@@ -96,8 +96,8 @@ def _trained(settings: Settings, locate: bool, seed: int, device: str) -> Any:
         optimiser.step()
         schedule.step()
         losses.append(loss.item())
-        if step % 100 == 99:
-            settings.say(f"step {step + 1}, loss {sum(losses[-100:]) / 100:.3f}")
+        if step % 50 == 49:
+            settings.say(f"step {step + 1}, loss {sum(losses[-50:]) / 50:.3f}")
     return model.eval()
 
 

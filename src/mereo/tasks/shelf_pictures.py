@@ -35,20 +35,22 @@ def draw_shelves(
     figure, (panels,) = grid_of_panels(len(names) * len(regions), across, panel)
     for number, axes in enumerate(panels):
         scene, name = number // len(names), names[number % len(names)]
-        _shelf(axes, regions[scene].float().cpu(), places[scene], size)
-        axes.set(xlim=(-0.55, columns - 0.45), ylim=((rows - 0.45) * shape, -0.55 * shape), xticks=[], yticks=[])
+        colour = _TRUE if name == names[0] and len(names) > 1 else _PREDICTED
+        draw_shelf(axes, regions[scene], size, answers[name][scene].tolist() if name else (), colour)
+        axes.set(xlim=(-0.55, columns - 0.45), ylim=((rows - 0.45) * shape, -0.55 * shape))
         axes.set_title(": ".join(filter(None, (titles[scene], name))), fontsize=7)
-        if name:
-            fixations = [each for each in answers[name][scene].tolist() if each >= 0]
-            colour = _TRUE if name == names[0] and len(names) > 1 else _PREDICTED
-            _path(axes, places[scene], fixations, colour, shape)
     save_figure(figure, path)
 
 
-def _shelf(axes: Any, regions: Tensor, places: Tensor, size: tuple[int, int]) -> None:
+def draw_shelf(
+    axes: Any, regions: Tensor, size: tuple[int, int], fixations: Sequence[int] = (), colour: str = _PREDICTED
+) -> None:
+    """The objects of one scene at their places, a frame around the target, and a path, -1 behind its end."""
     from matplotlib.patches import Rectangle
 
+    regions, places = regions.float().cpu(), regions[:, -2:].round().long().cpu()
     shape, half = size[0] / size[1], 0.5 - _GAP / 2
+    axes.set(xticks=[], yticks=[])
     for crop, (row, column) in zip(regions[:-1, :-2].clamp(0, 1), places[:-1].tolist(), strict=True):
         if row >= 0:
             box = (column - half, column + half, (row + half) * shape, (row - half) * shape)
@@ -57,6 +59,8 @@ def _shelf(axes: Any, regions: Tensor, places: Tensor, size: tuple[int, int]) ->
     if row >= 0:
         corner = (column - 0.5, (row - 0.5) * shape)
         axes.add_patch(Rectangle(corner, 1, shape, fill=False, edgecolor="#2b8a3e", lw=1.8))
+    if path := [each for each in fixations if each >= 0]:
+        _path(axes, places, path, colour, shape)
 
 
 def _path(axes: Any, places: Tensor, fixations: Sequence[int], colour: str, shape: float) -> None:
@@ -68,6 +72,6 @@ def _path(axes: Any, places: Tensor, fixations: Sequence[int], colour: str, shap
         label = ",".join(steps if len(steps) < 4 else [*steps[:2], "..", steps[-1]])
         box = {"boxstyle": "round,pad=0.12", "fc": "white", "ec": colour, "lw": 0.5, "alpha": 0.9}
         axes.text(
-            spots[each, 0], spots[each, 1] + 0.27 * shape, label, fontsize=5, color=colour, ha="center", va="center",
+            spots[each, 0], spots[each, 1] + 0.27 * shape, label, fontsize=6, color=colour, ha="center", va="center",
             bbox=box,
         )  # fmt: skip

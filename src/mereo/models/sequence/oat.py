@@ -149,6 +149,7 @@ class ObjectAttentionTransformer(Network):
     output_kind: ClassVar[str] = "pointers"
     input_kind: ClassVar[str] = "regions"
     outputs_argument: ClassVar[str | None] = None
+    counted_from_shapes: ClassVar[bool] = False
     registered_with_timm = False
 
     table: Tensor
