@@ -48,7 +48,7 @@ def run(settings: Settings) -> dict[str, Any]:
         check_choice("variants", version, VERSIONS)
         for seed in range(settings.seeds):
             settings.say(f"{version}, seed {seed}")
-            model = _trained(settings, VERSIONS[version], seed, device)
+            model = trained(settings, version, seed, device)
             if seed == 0:
                 pictures.append(SCANPATHS.format(version))
                 _draw(model, version, tests[first], settings.folder / pictures[-1])
@@ -78,10 +78,13 @@ def _scores(figures: dict[str, Any], *, name: bool = True) -> dict[str, Any]:
     return {**({"network": figures["network"]} if name else {}), **{each: figures[each] for each in kept}}
 
 
-def _trained(settings: Settings, locate: bool, seed: int, device: str) -> Any:
-    """A network after its steps; scenes, order and start are those of the seed."""
+def trained(settings: Settings, version: str, seed: int, device: str) -> Any:
+    """A network after its steps, from its file if there is one; scenes, order and start are those of the seed."""
+    file = settings.folder / f"{version}-{seed}-{STEPS}.safetensors"
+    if file.is_file():
+        return mereo.load(file).to(device).eval()
     torch.manual_seed(seed)
-    model: Any = mereo.create_model("oat_small", shelf=(6, 6), locate=locate, dropout=0.0).to(device)
+    model: Any = mereo.create_model("oat_small", shelf=(6, 6), locate=VERSIONS[version], dropout=0.0).to(device)
     train = make_shelves(LAYOUTS["4 x 5"], settings.limit or SCENES, seed).to(device)
     objective, generator = ScanpathsObjective(model).train(), torch.Generator().manual_seed(seed)
     optimiser = torch.optim.Adam((each for each in model.parameters() if each.requires_grad), RATE, fused=True)
@@ -98,6 +101,7 @@ def _trained(settings: Settings, locate: bool, seed: int, device: str) -> Any:
         losses.append(loss.item())
         if step % 50 == 49:
             settings.say(f"step {step + 1}, loss {sum(losses[-50:]) / 50:.3f}")
+    mereo.save_weights(file, model)
     return model.eval()
 
 

@@ -284,9 +284,8 @@ def _write_pointers(trained: Trained, paths: list[Path], out: Path, only: Sequen
     """The couplings of a network that points, for files with sets of points or with regions of scenes."""
     if (single := _single_kind(out, only)) == "page" or set(only) - {"picture"}:
         what = "page" if single == "page" else next(kind for kind in only if kind != "picture")
-        raise UsageError(
-            f"only is {what!r}, and {trained.source} gives pointers, for which only the picture is drawn."
-        )
+        reads = f"{trained.source} reads {trained.model.input_kind}"
+        raise UsageError(f"only is {what!r}, and {reads}, for which only the picture is drawn.")
     picture = out / "pointers.png" if single is None else out
     check_outputs("out", [picture], [*paths, trained.source])
     with reading(*paths, trained.source):
