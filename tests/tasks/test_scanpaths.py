@@ -65,6 +65,8 @@ def test_the_commands_train_evaluate_predict_and_draw(
     np.savez("seen.npz", regions=regions)
     assert main(["predict", "seen.npz", "--weights", str(run), "--out", "answers"]) == 0
     assert {path.name for path in Path("answers").iterdir()} >= {"scanpaths.csv", "predictions.csv"}
+    assert main(["explain", "seen.npz", "--weights", str(run), "--out", "couplings.png"]) == 0
+    assert Path("couplings.png").stat().st_size
     found = mereo.predict(run, regions)
     assert found[0].values["fixations"][0] in range(4)
     regions[0, 0, -2:] = regions[0, 1, -2:]

@@ -1,4 +1,4 @@
-"""Couplings of networks that point: the share of every point or object, and of the end, at each step of their search."""
+"""Couplings of networks that point: the share of every point or object, and of the end, at each step of a search."""
 
 from pathlib import Path
 from typing import Any
