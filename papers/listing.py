@@ -31,6 +31,7 @@ NAMES = (
     "mspcaps",
     "neighborhood",
     "ninformer",
+    "oat",
     "pldr_llm",
     "pointer_network",
     "probabilistic_capsules",

@@ -81,6 +81,14 @@ def test_its_reader_serves_what_the_facts_state_or_names_what_is_missing(info: D
         assert batch.rows is not None and batch.rows.shape[2] == info.in_chans
         assert 0 <= int(batch.labels.min()) <= int(batch.labels.max()) < info.num_classes
         return
+    if info.fields == ("regions", "pointers"):
+        shelves = load_splits(info.name, length=2, root=tmp_path, limit=20)
+        assert (len(shelves.train), len(shelves.test)) == (20, info.splits["test"])
+        seen = shelves.test.batch(torch.arange(3))
+        assert {name for name, value in seen._asdict().items() if value is not None} == set(info.fields)
+        assert seen.regions is not None and seen.pointers is not None
+        assert int(seen.pointers.max()) < seen.regions.shape[1] and (seen.pointers == 0).sum(1).tolist() == [1, 1, 1]
+        return
     if info.fields == ("regions", "labels"):
         scenes = load_splits(info.name, length=2, root=tmp_path, limit=20)
         assert (len(scenes.train), len(scenes.test)) == (20, info.splits["test"])

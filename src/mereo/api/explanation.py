@@ -17,12 +17,13 @@ from mereo.api.display import html_table, png
 from mereo.api.images import as_files
 from mereo.api.networks import Trained, trained_network
 from mereo.data.decode import FORMATS
+from mereo.data.regions import scenes_of
 from mereo.errors import MereoError, UsageError, check_positive, type_of, unknown
 from mereo.explain import draw_explanation, write_explanations, write_page
 from mereo.explain.explanation import Explanation
 from mereo.explain.explanation import explain as explain_tensor
 from mereo.explain.folder import KINDS, Shown, index_files, why_not
-from mereo.explain.pointer_pictures import draw_pointers
+from mereo.explain.pointer_pictures import draw_gazes, draw_pointers
 from mereo.explain.target import Target
 from mereo.files import check_outputs, reading
 from mereo.inference.labelled import folder_labels
@@ -231,17 +232,17 @@ def write(
     strict: bool = False,
     quiet: bool = True,
 ) -> dict[str, list[Path]]:
-    """Write explanations of image files, or of files of points, and return the files by kind.
+    """Write explanations of image files, or of files of points or regions, and return the files by kind.
 
     Args:
         trained: the network, and its source, a file that must not be overwritten.
-        paths: of the images or points.
+        paths: of the images, points or regions.
         out, only, keep, strict: as for `explain`.
         target: name or number of the class that is explained, in pictures and gradients; the predicted one if None.
         quiet: print no progress.
     """
     model, source = trained
-    if model.input_kind == "points":
+    if model.output_kind == "pointers":
         return _write_pointers(trained, paths, out, only)
     single, reasons = _single_kind(out, only), why_not(trained.model)
     asked = list(only) if single is None else [single]
@@ -280,13 +281,16 @@ def write(
 
 
 def _write_pointers(trained: Trained, paths: list[Path], out: Path, only: Sequence[str]) -> dict[str, list[Path]]:
-    """The couplings of a pointer network for files with sets of points."""
+    """The couplings of a network that points, for files with sets of points or with regions of scenes."""
     if (single := _single_kind(out, only)) == "page" or set(only) - {"picture"}:
         what = "page" if single == "page" else next(kind for kind in only if kind != "picture")
-        raise UsageError(f"only is {what!r}, and {trained.source} reads points, for which only the picture is drawn.")
+        reads = f"{trained.source} reads {trained.model.input_kind}"
+        raise UsageError(f"only is {what!r}, and {reads}, for which only the picture is drawn.")
     picture = out / "pointers.png" if single is None else out
     check_outputs("out", [picture], [*paths, trained.source])
     with reading(*paths, trained.source):
+        if trained.model.input_kind == "regions":
+            return {"picture": [draw_gazes(trained.model, scenes_of(paths), picture)]}
         return {"picture": [draw_pointers(trained.model, sets_of(paths), picture)]}
 
 

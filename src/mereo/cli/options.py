@@ -162,7 +162,7 @@ class ExplainOptions:
     """
 
     images: tyro.conf.Positional[tuple[str, ...]]
-    """Image files, folders or patterns; of a network that reads points, files of them."""
+    """Image files, folders or patterns; of a network that reads points, or regions to point to, files of them."""
     weights: Path | None = None
     """Weight file, run folder, or bundled weights such as mspcaps_tiny.mnist (listed by `mereo models`). By
     default the newest run, or mspcaps_tiny.mnist if there is no run."""

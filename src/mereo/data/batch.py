@@ -29,8 +29,9 @@ class Batch(NamedTuple):
         points: float32 (batch, most, coordinates).
         multi_hot: int64 (batch, classes), 1 for each label that an image has, else 0.
         values: float32 (batch, columns), the numbers that are predicted.
-        regions: float32 (batch, regions, features), of the attended regions of a scene: subject, object, maybe both.
-        pointers: int64 (batch, steps), 1 for the first point, 0 for the end of a sequence and -1 for padding.
+        regions: float32 (batch, regions, features), of the attended regions of a scene: subject, object, maybe both; or
+            of its objects and, last, a target that is looked for.
+        pointers: int64 (batch, steps), 1 for the first point or object, 0 for the end of a sequence and -1 for padding.
         rows: float32 (batch, rows, columns), a table of numbers for each sample.
         prompts: int64 (batch, words), what is to be drawn.
     """

@@ -1,4 +1,4 @@
-"""Couplings of a pointer network: the share of every point, and of the end, at each step of its search."""
+"""Couplings of networks that point: the share of every point or object, and of the end, at each step of a search."""
 
 from pathlib import Path
 from typing import Any
@@ -8,11 +8,14 @@ import torch
 from mereo.core import record
 from mereo.data.point_files import NamedSets
 from mereo.data.pointing import counts_of
+from mereo.data.regions import NamedScenes
+from mereo.data.shelves import check_scenes
 from mereo.errors import UsageError
 from mereo.inference.mode import evaluating
 from mereo.inference.predict import task_of
 from mereo.pictures import grid_of_panels, save_figure
 from mereo.tasks.point_pictures import COLOURS, draw_cycles
+from mereo.tasks.shelf_pictures import draw_shelf
 
 MOST_SETS, ACROSS = 12, 4
 """Sets on a picture, and panels in a row: two for each set."""
@@ -52,5 +55,35 @@ def draw_pointers(model: Any, sets: NamedSets, path: Path) -> Path:
         right.set_xticks(range(length + 1), ["end", *map(str, range(length))], fontsize=6)
         right.set_yticks(range(steps + 1), [str(step + 1) for step in range(steps + 1)], fontsize=6)
         right.set_title(f"{names[-1]}, by step", fontsize=7)
+    save_figure(figure, path)
+    return path
+
+
+def draw_gazes(model: Any, scenes: NamedScenes, path: Path) -> Path:
+    """Two panels for each scene: its shelf with the most probable scanpath, and the couplings, a row for each step.
+
+    Objects are numbered from 0, as in files; the last column is the end. At most 12 scenes are drawn.
+    """
+    count = min(len(scenes.names), MOST_SETS)
+    regions = scenes.regions[:count].to(next(model.parameters()))
+    check_scenes(regions)
+    with evaluating(model), torch.no_grad():
+        shelf = model.forward_features(regions)
+        chosen = model.search(shelf).fixations[:, 0]
+        with record(model) as trace:
+            model.score(shelf, chosen)
+    couplings = trace.steps("head.coupling")[-1][:, 0].float().cpu()
+    figure, (panels,) = grid_of_panels(2 * count, min(ACROSS, 2 * count), (2.6, 2.2))
+    for place, fixations in enumerate(chosen.tolist()):
+        left, right = panels[2 * place : 2 * place + 2]
+        draw_shelf(left, regions[place], model.crop, fixations)
+        left.autoscale_view()
+        left.set_title(scenes.names[place], fontsize=7)
+        steps, objects = sum(each >= 0 for each in fixations), regions.shape[1] - 1
+        right.imshow(couplings[place, : steps + 1], vmin=0, vmax=1, aspect="auto")
+        marks = range(0, objects, max(objects // 8, 1))
+        right.set_xticks([*marks, objects], [*map(str, marks), "end"], fontsize=6)
+        right.set_yticks(range(steps + 1), [str(step + 1) for step in range(steps + 1)], fontsize=6)
+        right.set_title("head.coupling, by step", fontsize=7)
     save_figure(figure, path)
     return path

@@ -1,13 +1,55 @@
-"""Tables of positions for images of another size, and biases of scores by the distance of tokens."""
+"""Codes of positions: sines, tables by distance, tables of another size, and biases of scores by the distance."""
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mereo.errors import UsageError, check_choice
+from mereo.core.squash import accumulation_type
+from mereo.errors import UsageError, check_choice, check_count, check_positive
 
 DISTANCES = ("linear", "harmonic")
 """b(n): n, or the sum of 1 / t for t = 1 .. n, which grows as log n does."""
+
+
+def sinusoids(positions: Tensor, like: Tensor) -> Tensor:
+    """sin(p / 10000^(2 i / dim)), cos(p / 10000^(2 i / dim)) in turn, for rows of the size and type of `like`.
+
+    Shapes: positions (batch or 1, rows), like (..., dim) -> (batch or 1, rows, dim).
+    """
+    dim, wide = like.shape[-1], accumulation_type(like)
+    rates = 10000 ** (-torch.arange(0, dim, 2, device=like.device, dtype=wide) / dim)
+    angles = positions.unsqueeze(-1) * rates
+    return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2).to(like.dtype)
+
+
+def distance_table(count: int, columns: int, norm: float, sigma: float = 2.0, seed: int = 0) -> Tensor:
+    """Codes of equal norm whose cosine is a Gaussian of their distance, exactly.
+
+    cos(e_i, e_j) = K_ij = exp(-(i - j)^2 / (2 sigma^2)),   K = U L U^T,   e = norm [U sqrt(L), 0] R
+
+    Args:
+        count: positions.
+        columns: size of a code, at least `count`.
+        norm: of each code.
+        sigma: positions over which codes stay similar.
+        seed: of R, a random rotation.
+
+    Shapes: -> float32 (count, columns).
+
+    Reference: arXiv:2407.13335, whose code approaches it by 10,000 steps of Adam.
+    """
+    check_count(1, count=count)
+    check_positive(norm=norm, sigma=sigma)
+    if count > columns:
+        raise UsageError(f"count is {count} and columns {columns}; codes of {count} positions need as many columns.")
+    places = np.arange(count)
+    gram = np.exp(-np.square(places[:, None] - places) / (2 * sigma**2))
+    values, vectors = np.linalg.eigh(gram)
+    table = np.zeros((count, columns))
+    table[:, :count] = vectors * np.sqrt(values.clip(min=0))
+    rotation, _ = np.linalg.qr(np.random.default_rng(seed).standard_normal((columns, columns)))
+    return torch.tensor((norm * table @ rotation).tolist())
 
 
 def distance_bias(slopes: Tensor, kind: str, receivers: int, senders: int) -> Tensor:

@@ -12,6 +12,7 @@ from mereo.tasks.questions import Questions
 from mereo.tasks.recall import Recall
 from mereo.tasks.reconstruction import Reconstruction
 from mereo.tasks.regression import Regression
+from mereo.tasks.scanpaths import Scanpaths
 from mereo.tasks.segmentation import Segmentation
 from mereo.tasks.triples import Triples
 
@@ -30,6 +31,7 @@ __all__ = [
     "Recall",
     "Reconstruction",
     "Regression",
+    "Scanpaths",
     "Segmentation",
     "Task",
     "Triples",

@@ -6,6 +6,7 @@ import mereo.models.sequence.rcmha
 import mereo.models.sequence.routing_transformer
 import mereo.models.sequence.tnl  # noqa: F401
 from mereo.models.sequence.causal_transformer import CausalTransformer as CausalTransformer
+from mereo.models.sequence.oat import ObjectAttentionTransformer as ObjectAttentionTransformer
 from mereo.models.sequence.pldr_llm import PLDRLLM as PLDRLLM
 from mereo.models.sequence.pointer_network import PointerNetwork as PointerNetwork
 from mereo.models.sequence.question_reader import QuestionReader as QuestionReader

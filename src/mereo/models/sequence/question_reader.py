@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mereo.core.squash import accumulation_type
 from mereo.data.questions.world import ANSWERS, ROW, RULE, SCENE, SCENE_ROWS, one_hot, split_rows
 from mereo.errors import UsageError, check_choice, check_count, check_heads, check_positive, check_probability
 from mereo.layers.feed_forward import FeedForward
+from mereo.layers.positions import sinusoids
 from mereo.mechanisms.attention.dense.multi_head import MultiHeadAttention
 from mereo.models.layers import layer_depths
 from mereo.models.network import Network
@@ -34,17 +34,6 @@ def ends_of(rule: Tensor) -> Tensor:
     """The row that ends each program, whose 8th number is 1; the last row if there is none: int64 (batch,)."""
     places = torch.arange(rule.shape[1], device=rule.device)
     return torch.where(rule[..., RULE - 1] == 1, places, rule.shape[1] - 1).amin(1)
-
-
-def sinusoids(positions: Tensor, like: Tensor) -> Tensor:
-    """sin(p / 10000^(2 i / dim)), cos(p / 10000^(2 i / dim)) in turn, for rows of the size and type of `like`.
-
-    Shapes: positions (batch or 1, rows), like (..., dim) -> (batch or 1, rows, dim).
-    """
-    dim, wide = like.shape[-1], accumulation_type(like)
-    rates = 10000 ** (-torch.arange(0, dim, 2, device=like.device, dtype=wide) / dim)
-    angles = positions.unsqueeze(-1) * rates
-    return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2).to(like.dtype)
 
 
 def _layers(*sizes: int) -> nn.Sequential:

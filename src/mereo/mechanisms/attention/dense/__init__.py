@@ -5,6 +5,7 @@ from mereo.mechanisms.attention.dense.channel_group import ChannelGroupAttention
 from mereo.mechanisms.attention.dense.class_attention import ClassAttention
 from mereo.mechanisms.attention.dense.lambda_attention import LambdaAttention
 from mereo.mechanisms.attention.dense.multi_head import MultiHeadAttention
+from mereo.mechanisms.attention.dense.object_pointer import ObjectPointer
 from mereo.mechanisms.attention.dense.pointer import Pointer
 from mereo.mechanisms.attention.dense.position_attention import PositionAttention
 from mereo.mechanisms.attention.dense.power_law_graph import PowerLawGraphAttention
@@ -22,6 +23,7 @@ __all__ = [
     "ClassAttention",
     "LambdaAttention",
     "MultiHeadAttention",
+    "ObjectPointer",
     "Pointer",
     "PositionAttention",
     "PowerLawGraphAttention",

@@ -20,6 +20,32 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return Pointer(6), (torch.randn(2, 5, 6), torch.randn(2, 3, 6))
 
 
+class PointingModule(nn.Module):
+    """The base of pointers: the couplings of receivers to senders are the output. A subclass sets `keys`, a module, and
+    defines `scores`."""
+
+    keys: nn.Module
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.coupling = Coupling("senders")
+
+    def scores(self, keys: Tensor, receivers: Tensor) -> Tensor:
+        """Keys (batch, senders, ...), receivers (batch, receivers, dim) -> scores (batch, receivers, senders)."""
+        raise NotImplementedError(f"{type(self).__name__} must define scores")
+
+    def point(self, keys: Tensor, receivers: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The couplings from keys that are known already: they are the same for all receivers."""
+        if mask is not None:
+            if mask.dtype != torch.bool:
+                raise UsageError(f"mask is {mask.dtype}; it must be bool, True for senders that take part.")
+            mask = mask[:, None, None] if mask.dim() == 2 else mask.unsqueeze(1)
+        return self.coupling(self.scores(keys, receivers).unsqueeze(1), mask).squeeze(1)
+
+    def forward(self, senders: Tensor, receivers: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.point(self.keys(senders), receivers, mask)
+
+
 @mechanism(
     "pointer",
     family="dense attention",
@@ -32,7 +58,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     receiver_axes={"1": 1, "output": 1},
     example=_example,
 )
-class Pointer(nn.Module):
+class Pointer(PointingModule):
     """Point from each receiver to the senders: additive scores, whose couplings are the prediction.
 
     u_ij = v . tanh(W1 e_j + W2 d_i),   output_ij = softmax_j(u_ij)
@@ -55,7 +81,6 @@ class Pointer(nn.Module):
         self.keys = nn.Linear(dim, dim, bias=False)
         self.queries = nn.Linear(dim, dim, bias=False)
         self.vector = nn.Parameter(torch.empty(dim))
-        self.coupling = Coupling("senders")
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -0.08, 0.08)
 
@@ -69,14 +94,3 @@ class Pointer(nn.Module):
             return self._fit(keys, queries)
         parts = queries.split(max(LARGEST // keys.numel(), 1), 1)
         return torch.cat([checkpoint(self._fit, keys, part, use_reentrant=False) for part in parts], 1)
-
-    def point(self, keys: Tensor, receivers: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The couplings from keys W1 e that are known already: they are the same for all receivers."""
-        if mask is not None:
-            if mask.dtype != torch.bool:
-                raise UsageError(f"mask is {mask.dtype}; it must be bool, True for senders that take part.")
-            mask = mask[:, None, None] if mask.dim() == 2 else mask.unsqueeze(1)
-        return self.coupling(self.scores(keys, receivers).unsqueeze(1), mask).squeeze(1)
-
-    def forward(self, senders: Tensor, receivers: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self.point(self.keys(senders), receivers, mask)
