@@ -23,6 +23,9 @@ from mereo.explain.explanation import Explanation
 from mereo.explain.explanation import explain as explain_tensor
 from mereo.explain.folder import KINDS, Shown, index_files, why_not
 from mereo.explain.pointer_pictures import draw_pointers
+from mereo.explain.saliency import check_saliency
+from mereo.explain.saliency.methods import method_of
+from mereo.explain.saliency_pictures import describe_checks, draw_saliency
 from mereo.explain.target import Target
 from mereo.files import check_outputs, reading
 from mereo.inference.labelled import folder_labels
@@ -194,6 +197,8 @@ def _numbers(model: VisionModel, classes: Any, count: int) -> Tensor | None:
     if len(given) != count:
         raise UsageError(f"classes has {len(given)} entries for {count} images; give one for each, or one for all.")
     known = list(class_names(model))
+    if isinstance(classes, str) and classes not in known:  # as it is written on a command line
+        given = [classes.removeprefix("class:")] * count
     for each in given:
         if not isinstance(each, str | int | np.integer | Tensor):
             raise UsageError(f"classes has {type_of(each)}; give names or numbers of classes.")
@@ -277,6 +282,44 @@ def write(
     if single == "picture" and len(paths) > BATCH:
         say(f"showing the first {BATCH} of {len(paths)} images; give a folder as --out for all", file=sys.stderr)
     return written
+
+
+def write_saliency(
+    trained: Trained,
+    paths: list[Path],
+    out: Path,
+    methods: Sequence[str],
+    layers: Sequence[int | str] | None = None,
+    only: Sequence[str] = (),
+    *,
+    target: str | int | None = None,
+    strict: bool = False,
+) -> tuple[Path, list[str]]:
+    """Draw maps of saliency of the first 12 images, with checks; return the picture, and a line for each method.
+
+    Args:
+        methods: names of `mereo.explain.saliency.METHODS`.
+        layers: see `mereo.explain.saliency.saliency_map`.
+        trained, paths, out, only, target, strict: as for `write`.
+    """
+    model, source = trained
+    if only or model.input_kind != "images":
+        what = f"only is {' '.join(only)}" if only else f"{source} reads {model.input_kind}"
+        raise UsageError(f"{what}, and method is {' '.join(methods)}, which draws saliency.png of images; drop one.")
+    if _single_kind(out, ()) == "page":
+        raise UsageError(f"out is {out}; --method writes a picture: give a folder or a file NAME.png.")
+    for method in methods:
+        method_of(method)
+    picture = out / "saliency.png" if _single_kind(out, ()) is None else out
+    check_outputs("out", [picture], [*paths, source])
+    with reading(*paths, source):
+        shown = next(_read_batches(paths, model, strict))
+        classes = _numbers(model, target, len(shown.images))
+        checks = {m: check_saliency(model, shown.images, classes, layers, method=m) for m in methods}
+        draw_saliency(model, shown.images, picture, methods, layers, titles=shown.names, classes=classes, checks=checks)
+    if len(paths) > BATCH:
+        say(f"showing the first {BATCH} of {len(paths)} images", file=sys.stderr)
+    return picture, [describe_checks(method, each) for method, each in checks.items()]
 
 
 def _write_pointers(trained: Trained, paths: list[Path], out: Path, only: Sequence[str]) -> dict[str, list[Path]]:
