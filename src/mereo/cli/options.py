@@ -195,7 +195,7 @@ class ExplainOptions:
         ...,
     ] = ()
     """Draw the maps of these methods of saliency instead, in saliency.png, with checks of the methods on all the
-    images: shuffled weights, another class, deleted and inserted pixels. The first line of a failed check says so."""
+    images: shuffled weights, another class, deleted and inserted pixels. A line a method states what failed."""
     layers: tuple[str, ...] = ()
     """Layers of --method: numbers of stages, from 0, or names of modules; several are combined. By default the last
     stage that the score depends on, or the image for methods of the image."""

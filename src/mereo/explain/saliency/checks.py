@@ -153,7 +153,8 @@ class SaliencyChecks(NamedTuple):
     Attributes:
         randomised: correlation with the maps of shuffled weights.
         sensitivity: correlation of the maps for the most and the least probable class; None without classes.
-        deletion, insertion: area under the curve, minus that of a random order of the pixels.
+        deletion, insertion: area under the curve, minus that of the same map at a wrong place, moved around the image
+            by a quarter of its sides at least: single random pixels would be noise that no network was trained on.
         constant: maps without variance, which count in no correlation.
     """
 
@@ -173,10 +174,11 @@ class SaliencyChecks(NamedTuple):
             failed.append("the map hardly changes when the weights are shuffled")
         if self.sensitivity is not None and not self.sensitivity.value < LEAST_CHANGED:
             failed.append("it is nearly the same for the least probable class")
+        on = f"on {self.deletion.images} images"
         if not self.deletion.high < 0:
-            failed.append("deleting its pixels lowers the score no more than deleting random ones")
+            failed.append(f"deleting its pixels is not shown to lower the score more than others, {on}")
         if not self.insertion.low > 0:
-            failed.append("inserting its pixels raises the score no more than inserting random ones")
+            failed.append(f"inserting its pixels is not shown to raise the score more than others, {on}")
         return failed
 
 
@@ -194,10 +196,12 @@ def check_saliency(
     observed = observe(model, images, target=target)
     classes = observed.model.output_kind == "scores" and observed.scores.shape[1] > 1
     sensitive = class_sensitivity(model, images, layers, method=method) if classes else None
-    noise = torch.rand(maps.shape, generator=torch.Generator().manual_seed(seed)).to(maps)
+    generator, (height, width) = torch.Generator().manual_seed(seed), maps.shape[1:]
+    shifts = [torch.randint(side // 4, side - side // 4, (len(maps),), generator=generator) for side in (height, width)]
+    moved = torch.stack([m.roll((int(y), int(x)), (0, 1)) for m, y, x in zip(maps, *shifts, strict=True)])
 
     def gain(mode: Literal["deletion", "insertion"]) -> Mean:
-        own, other = (perturbation_curves(model, images, m, target, mode=mode, steps=steps) for m in (maps, noise))
+        own, other = (perturbation_curves(model, images, m, target, mode=mode, steps=steps) for m in (maps, moved))
         return Mean.of((own - other).mean(1))
 
     return SaliencyChecks(

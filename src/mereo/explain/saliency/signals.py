@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mereo.errors import UsageError, check_choice, type_of, unknown
+from mereo.errors import UsageError, check_choice, type_of
 from mereo.explain.observation import normalised, ready
 from mereo.explain.saliency.excitation import excite, last_scorer
 from mereo.explain.saliency.rectified import Rectified
@@ -55,7 +55,10 @@ def layer_names(model: VisionModel, layers: Layers) -> list[str]:
         elif layer == INPUT or (layer and layer in known):
             names.append(layer)
         else:
-            raise unknown("layer", layer, [INPUT, *filter(None, known)])
+            some = ", ".join(stages[:4]) or "those of model.named_modules()"
+            raise UsageError(
+                f"layers has {layer!r}, which is no module of {type(model).__name__}; the stages are {some}."
+            )
     return names
 
 
