@@ -29,6 +29,7 @@ NAMES = (
     "mspcaps",
     "neighborhood",
     "ninformer",
+    "normgrad",
     "pldr_llm",
     "pointer_network",
     "probabilistic_capsules",
