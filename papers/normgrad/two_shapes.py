@@ -8,12 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import mereo
-from mereo.data.sets.shape_masks import CLASSES, make_sample
+from mereo.data.sets.shape_masks import CLASSES, inside_shape
 from mereo.models import VisionModel
 
 NAMES = CLASSES[1:]
-SMALLEST = 25
-"""Fewest visible pixels of a shape."""
+SIDE = 32
 
 
 class Scenes(NamedTuple):
@@ -25,15 +24,27 @@ class Scenes(NamedTuple):
 
 
 def make_scenes(count: int, seed: int) -> Scenes:
-    """Samples of `shape_masks` in which exactly two kinds of shapes are seen."""
-    generator, kept = np.random.default_rng([seed, 2004_02866]), list[Any]()
-    while len(kept) < count:
-        image, mask = make_sample(generator)
-        areas = np.bincount(mask.flatten(), minlength=len(CLASSES))[1:]
-        if (areas > 0).sum() == 2 and areas[areas > 0].min() >= SMALLEST:
-            kept.append((image, mask, areas > 0))
-    images, masks, present = (torch.from_numpy(np.stack(each)) for each in zip(*kept, strict=True))
-    return Scenes(images.float() / 255, masks, present)
+    """Two of four shapes side by side or one below the other, lighter or darker than a ground with waves and noise."""
+    draws, (down, across) = np.random.default_rng([seed, 2004_02866]), np.mgrid[:SIDE, :SIDE] + 0.5
+    images, masks = np.empty((count, 3, SIDE, SIDE)), np.zeros((count, SIDE, SIDE), np.uint8)
+    for image, mask in zip(images, masks, strict=True):
+        waves = draws.uniform(-0.5, 0.5, 2)
+        ground = 0.5 + 0.1 * np.sin(waves[0] * down + waves[1] * across + draws.uniform(0, 6.3))
+        image[:] = ground + draws.uniform(-0.1, 0.1, 3)[:, None, None]
+        swapped = draws.random() < 0.5
+        for kind, near in zip(draws.permutation(len(NAMES))[:2] + 1, (8, 24), strict=True):
+            y, x = draws.uniform(8, 24), near + draws.uniform(-1, 1)
+            y, x = (x, y) if swapped else (y, x)
+            radius, turned = draws.uniform(6, 8), draws.uniform(-0.3, 0.3)
+            cosine, sine = np.cos(turned) / radius, np.sin(turned) / radius
+            inside = inside_shape(
+                int(kind), cosine * (across - x) + sine * (down - y), cosine * (down - y) - sine * (across - x)
+            )
+            image[:, inside] += draws.choice((-1, 1)) * draws.uniform(0.2, 0.35, 3)[:, None]
+            mask[inside] = kind
+    images = (images + draws.normal(0, 0.04, images.shape)).clip(0, 1)
+    present = np.stack([(masks == kind).any((1, 2)) for kind in range(1, len(CLASSES))], 1)
+    return Scenes(torch.from_numpy(images).float(), torch.from_numpy(masks), torch.from_numpy(present))
 
 
 def networks() -> dict[str, VisionModel]:
