@@ -46,6 +46,7 @@ NAMES = (
     "tensor_attention",
     "tensor_brain",
     "unified_view",
+    "vit_attention_analysis",
 )
 """The folders of the papers."""
 

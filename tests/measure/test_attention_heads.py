@@ -182,7 +182,7 @@ def test_a_foreign_transformer() -> None:
     with torch.no_grad():
         layer.projection.weight[:, 64:128] = 0
         losses.append(F.cross_entropy(model(_prepared(model, images)), labels))
-    assert float(found[1, 1]) == pytest.approx(float(losses[1] - losses[0]), abs=1e-5)
+    assert float(found[1, 1]) == pytest.approx((losses[1] - losses[0]).item(), abs=1e-5)
 
 
 def test_hops_by_loops() -> None:
