@@ -2,7 +2,7 @@
 
 from papers.common.paper import Experiment, Paper
 
-SMALL = {"TRAIN": 32, "STEPS": 2, "BATCH": 8, "CHECKED": 3, "PASSES": 2}
+SMALL = {"TRAIN": 32, "STEPS": {"CNN": 2}, "BATCH": 8, "CHECKED": 3, "PASSES": 2, "EVERY": ("normgrad", "rollout")}
 
 PAPER = Paper(
     "There and back again: revisiting backpropagation saliency methods",

@@ -29,7 +29,9 @@ from mereo.tasks.interval import wilson_interval
 from papers.common.settings import Settings
 from papers.normgrad.two_shapes import NAMES, Scenes, make_scenes, networks, train
 
-TRAIN, STEPS, BATCH = 3000, {"CNN": 500, "ViT": 500, "MSPCaps": 400}, 32
+TRAIN, STEPS, BATCH = 4000, {"CNN": 700, "ViT": 1000, "MSPCaps": 700}, 32
+"""Training images, steps of each network, and images of a step."""
+EVERY = tuple(METHODS)
 IMAGES, CHECKED, PASSES = 100, 24, 8
 """Scenes of the pointing game, scenes of the checks, and steps of their curves."""
 TOLERANCE = 1
@@ -85,7 +87,7 @@ def depth_rows(name: str, model: VisionModel, scenes: Scenes) -> Iterator[dict[s
 def method_rows(name: str, model: VisionModel, scenes: Scenes, settings: Settings) -> Iterator[dict[str, Any]]:
     """Everything known of each method, at the layer that it chooses itself."""
     few = Scenes(*(field[:CHECKED] for field in scenes))
-    for method in METHODS:
+    for method in EVERY:
         row: dict[str, Any] = {"network": name, "method": method}
         try:
             checks = check_saliency(model, few.images, method=method, steps=PASSES)
@@ -109,10 +111,10 @@ def run(settings: Settings) -> dict[str, Any]:
     """Train the networks, and take every method to their maps."""
     scenes = make_scenes(settings.images or IMAGES, 1)
     training = make_scenes(TRAIN, 0)
-    models = networks()
+    models = {name: model for name, model in networks().items() if name in STEPS}
     facts, by_depth, by_method, moved = (list[dict[str, Any]]() for _ in range(4))
     for name, model in models.items():
-        train(model, training, STEPS[name] if isinstance(STEPS, dict) else STEPS, BATCH)
+        train(model, training, STEPS[name], BATCH)
         with torch.no_grad():
             top = torch.zeros_like(scenes.present).scatter(1, model(2 * scenes.images - 1).topk(2, 1).indices, True)
         right = 100 * float((top == scenes.present).all(1).double().mean())

@@ -3,6 +3,7 @@
 import random
 import statistics
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from mereo.measure.attention_hops import (
     recorded_attention,
     token_traffic,
 )
-from mereo.measure.attention_patterns import LABELS, Patterns, head_table, pattern_label, summarise
+from mereo.measure.attention_patterns import LABELS, Patterns, head_table, pattern_items, pattern_label, summarise
 from mereo.measure.head_importance import head_importance, pruning_curve
 from mereo.models import VisionModel
 from mereo.pictures import new_figure, save_figure
@@ -75,7 +76,7 @@ def run(settings: Settings) -> dict[str, Any]:
     table = head_table(found.maps, found.grid, importance, found.prefix)
     clusters = _clusters(patterns, found)
     _draw_heads(curves, found, settings)
-    _draw_patterns(patterns, clusters, settings)
+    _draw_patterns(patterns, found, clusters, settings.folder / PICTURES[1])
     return {
         "tables": {
             "accuracy % by heads pruned, the least important first": [
@@ -161,28 +162,34 @@ def _draw_heads(curves: dict[str, list[float]], found: RecordedAttention, settin
     save_figure(figure, settings.folder / PICTURES[0])
 
 
-def _draw_patterns(patterns: Patterns, clusters: list[dict[str, Any]], settings: Settings) -> None:
+def _draw_patterns(patterns: Patterns, found: RecordedAttention, clusters: list[dict[str, Any]], path: Path) -> None:
     """The mean map of each cluster above its most central map, and the layout of all maps, clusters numbered."""
-    count = len(clusters)
-    figure = new_figure(1.3 * count, 6.4)
-    above, below = figure.subfigures(2, 1, height_ratios=(1.25, 1))
-    panels = above.subplots(1, count, squeeze=False)[0]
-    for row, axes in zip(clusters, panels, strict=True):
-        axes.imshow(patterns.prototypes[row["cluster"]].numpy(), cmap="magma")
+    count, (items, _) = len(clusters), pattern_items(found.maps, found.prefix)
+    figure = new_figure(1.3 * count, 6.6)
+    above, below = figure.subfigures(2, 1, height_ratios=(1.4, 1))
+    panels = above.subplots(2, count, squeeze=False)
+    for row, (mean, item) in zip(clusters, panels.T, strict=True):
+        mean.imshow(patterns.prototypes[row["cluster"]].numpy(), cmap="magma")
         layer = max(range(DEPTH), key=lambda n: row[f"layer {n} %"])
         text = f"{row['cluster']}: {row['pattern']}\n{row['maps']} maps\nmost of layer {layer}"
-        axes.set_title(text, fontsize=7, color=f"C{row['cluster'] % 10}")
-        axes.set(xticks=[], yticks=[])
-    panels[0].set_ylabel("from patch", fontsize=7)
-    panels[0].set_xlabel("to patch", fontsize=7)
-    axes = below.subplots()
+        mean.set_title(text, fontsize=7, color=f"C{row['cluster']}")
+        for central in patterns.central[row["cluster"]][:1]:
+            item.imshow(items[central, 0].numpy(), cmap="magma")
+            image, layer, head = patterns.items[central].tolist()
+            item.set_title(f"image {image}, layer {layer}, head {head}", fontsize=5.5)
+        for axes in (mean, item):
+            axes.set(xticks=[], yticks=[])
+    panels[0, 0].set_ylabel("mean map: from patch", fontsize=7)
+    panels[1, 0].set_ylabel("most central map", fontsize=7)
+    panels[1, 0].set_xlabel("to patch", fontsize=7)
+    layout = below.subplots()
+    number = {"fontsize": 11, "weight": "bold", "ha": "center", "va": "center"}
     for row in clusters:
-        chosen = patterns.clusters == row["cluster"]
-        if bool(chosen.any()):
-            x, y = patterns.coordinates[chosen].T.tolist()
-            axes.scatter(x, y, s=6, color=f"C{row['cluster'] % 10}")
-            axes.annotate(str(row["cluster"]), (statistics.mean(x), statistics.mean(y)), fontsize=11, weight="bold",
-                          ha="center", va="center", bbox={"boxstyle": "circle", "fc": "white", "ec": "none", "alpha": 0.7})  # fmt: skip
-    axes.set_title("all maps, first two principal components of the codes", fontsize=8, loc="left")
-    axes.set(xticks=[], yticks=[])
-    save_figure(figure, settings.folder / PICTURES[1])
+        x, y = patterns.coordinates[patterns.clusters == row["cluster"]].T.tolist()
+        if x:
+            layout.scatter(x, y, s=6, color=f"C{row['cluster']}")
+            middle = (statistics.mean(x), statistics.mean(y))
+            layout.annotate(str(row["cluster"]), middle, bbox={"fc": "white", "ec": "none", "alpha": 0.7}, **number)
+    layout.set_title("all maps, first two principal components of the codes", fontsize=8, loc="left")
+    layout.set(xticks=[], yticks=[])
+    save_figure(figure, path)
