@@ -432,3 +432,13 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for each in (*wrong, ["--method", "normgrad", "--target", "class:z"], ["--method", "normgrad", "--out", "x.html"]):
         assert main([*words, *each]) == 2
         assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_the_function(folder: Path) -> None:
+    found = mereo.explain("net.safetensors", "one.png", classes="c", method=["normgrad"], layers=[0])
+    model = found.model
+    images = found._batches[0].images
+    torch.testing.assert_close(found.saliency["normgrad"], saliency_map(model, images, 2, [0]))
+    with pytest.raises(UsageError) as refused:
+        mereo.explain("net.safetensors", "one.png", layers=[0])
+    assert "layers" in str(refused.value)
