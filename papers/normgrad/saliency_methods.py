@@ -29,7 +29,7 @@ from mereo.tasks.interval import wilson_interval
 from papers.common.settings import Settings
 from papers.normgrad.two_shapes import NAMES, Scenes, make_scenes, networks, train
 
-TRAIN, STEPS, BATCH = 4000, {"CNN": 700, "ViT": 1000, "MSPCaps": 700}, 32
+TRAIN, STEPS, BATCH = 4000, {"CNN": 700, "ViT": 1000, "MSPCaps": 500}, 32
 """Training images, steps of each network, and images of a step."""
 EVERY = tuple(METHODS)
 IMAGES, CHECKED, PASSES = 100, 24, 8

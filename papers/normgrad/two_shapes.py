@@ -49,13 +49,16 @@ def make_scenes(count: int, seed: int) -> Scenes:
 
 def networks() -> dict[str, VisionModel]:
     """A residual CNN, a vision transformer and MSPCaps, of 20 to 120 thousand weights."""
-    torch.manual_seed(0)
-    common: dict[str, Any] = {"num_classes": len(NAMES), "img_size": 32}
-    return {
-        "CNN": mereo.create_model("resnet20", blocks=1, widths=(8, 16, 32), **common),
-        "ViT": mereo.create_model("vit_tiny", patch_size=4, embed_dim=48, depth=4, num_heads=4, **common),
-        "MSPCaps": mereo.create_model("mspcaps_tiny", channels=(8, 16, 32), **common),
+    presets: dict[str, tuple[str, dict[str, Any]]] = {
+        "CNN": ("resnet20", {"blocks": 1, "widths": (8, 16, 32)}),
+        "ViT": ("vit_tiny", {"patch_size": 8, "embed_dim": 48, "depth": 4, "num_heads": 4}),
+        "MSPCaps": ("mspcaps_tiny", {"channels": (8, 16, 32)}),
     }
+    made = {}
+    for name, (preset, arguments) in presets.items():
+        torch.manual_seed(0)
+        made[name] = mereo.create_model(preset, num_classes=len(NAMES), img_size=SIDE, **arguments)
+    return made
 
 
 def train(model: VisionModel, scenes: Scenes, steps: int, batch: int) -> None:
@@ -67,6 +70,7 @@ def train(model: VisionModel, scenes: Scenes, steps: int, batch: int) -> None:
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
     draws = torch.Generator().manual_seed(1)
     loss_of = F.binary_cross_entropy if model.score_kind == "lengths" else F.binary_cross_entropy_with_logits
+    torch.manual_seed(0)
     model.train()
     for _ in range(steps):
         chosen = torch.randint(len(scenes.images), (batch,), generator=draws)
