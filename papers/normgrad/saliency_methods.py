@@ -103,7 +103,7 @@ def method_rows(name: str, model: VisionModel, scenes: Scenes, settings: Setting
             "classes": words(checks.sensitivity),
             "deletion": words(checks.deletion),
             "insertion": words(checks.insertion),
-            "fails": "; ".join(checks.failures) or "nothing",
+            "fails": ", ".join(checks.failures) or "nothing",
         }
 
 

@@ -25,7 +25,7 @@ def describe_checks(method: str, checks: SaliencyChecks) -> str:
     if checks.sensitivity is not None:
         figures.append(f"between classes {checks.sensitivity}")
     figures += [f"deletion {checks.deletion}", f"insertion {checks.insertion} against the same map moved"]
-    failed = f" Do not rely on it: {'; '.join(checks.failures)}." if checks.failures else " No check failed."
+    failed = f" Do not rely on it: {'; '.join(checks.failures.values())}." if checks.failures else " No check failed."
     return f"{method}: {', '.join(figures)}.{failed}"
 
 

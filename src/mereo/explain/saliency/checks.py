@@ -165,20 +165,20 @@ class SaliencyChecks(NamedTuple):
     constant: int
 
     @property
-    def failures(self) -> list[str]:
-        """The checks that fail, each in words; bounds are ours: a correlation of 0.5, and the intervals against 0."""
-        failed = []
+    def failures(self) -> dict[str, str]:
+        """The checks that fail, in words; the bounds are ours: a correlation of 0.5, and the intervals against 0."""
+        failed = {}
         if not self.randomised.images:
-            return ["every map, or every one of shuffled weights, is the same everywhere"]
+            return {"constant": "every map, or every one of shuffled weights, is the same everywhere"}
         if not self.randomised.value < LEAST_CHANGED:
-            failed.append("the map hardly changes when the weights are shuffled")
+            failed["weights"] = "the map hardly changes when the weights are shuffled"
         if self.sensitivity is not None and not self.sensitivity.value < LEAST_CHANGED:
-            failed.append("it is nearly the same for the least probable class")
+            failed["class"] = "it is nearly the same for the least probable class"
         on = f"on {self.deletion.images} images"
         if not self.deletion.high < 0:
-            failed.append(f"deleting its pixels is not shown to lower the score more than others, {on}")
+            failed["deletion"] = f"deleting its pixels is not shown to lower the score more than others, {on}"
         if not self.insertion.low > 0:
-            failed.append(f"inserting its pixels is not shown to raise the score more than others, {on}")
+            failed["insertion"] = f"inserting its pixels is not shown to raise the score more than others, {on}"
         return failed
 
 
