@@ -1,4 +1,4 @@
-"""A small vision transformer trained on digits and taken apart: heads pruned, their reach, and their patterns."""
+"""A small vision transformer trained on Fashion-MNIST and taken apart: heads pruned, their reach, and their patterns."""
 
 import random
 import statistics
@@ -27,8 +27,8 @@ from mereo.models import VisionModel
 from mereo.pictures import new_figure, save_figure
 from papers.common.settings import Settings
 
-SIDE, PATCH, WIDTH, DEPTH, HEADS = 8, 1, 48, 4, 4
-STEPS, BATCH = 500, 32
+SIDE, PATCH, WIDTH, DEPTH, HEADS = 28, 4, 48, 4, 4
+STEPS, BATCH, LIMIT = 300, 32, 10_000
 MAPPED, EPOCHS, CLUSTERS, DRAWS = 30, 20, 8, 3
 """Images whose maps become patterns, epochs of the autoencoder, clusters, and random orders of pruning."""
 METRICS = ("probability_drop", "divergence", "loss_increase", "flip_rate", "token_shift", "gradient", "keep_one")
@@ -36,7 +36,7 @@ PICTURES = ("heads.png", "patterns.png")
 
 
 def train(model: VisionModel, images: Images, batch: int) -> None:
-    """AdamW with one cycle of the rate; images shifted by up to one pixel."""
+    """AdamW with one cycle of the rate; images moved by up to one pixel, around the edges."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=STEPS)
     draws, cfg = torch.Generator().manual_seed(0), model.pretrained_cfg
@@ -55,13 +55,14 @@ def train(model: VisionModel, images: Images, batch: int) -> None:
 
 def run(settings: Settings) -> dict[str, Any]:
     """Train, prune, and record; tables of heads, curves, hops and clusters."""
-    splits = load_splits(str(settings.data), root=settings.data_root, limit=settings.limit, img_size=SIDE)
+    splits = load_splits(str(settings.data), root=settings.data_root, limit=settings.limit or LIMIT, img_size=SIDE)
     torch.manual_seed(0)
     model = mereo.create_model(
         "vit_tiny", num_classes=len(splits.class_names), in_chans=splits.train.image_shape[0], img_size=SIDE,
         patch_size=PATCH, embed_dim=WIDTH, depth=DEPTH, num_heads=HEADS,
     )  # fmt: skip
     train(model, splits.train, settings.batch_size or BATCH)
+    settings.say("trained")
     test = splits.test.batch(torch.arange(min(settings.images or 200, len(splits.test))))
     batches = list(zip(test.images.split(50), test.labels.split(50), strict=True))
     importance = head_importance(model, batches) | head_importance(model, batches, mode="gradient")
