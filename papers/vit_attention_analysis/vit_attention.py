@@ -1,4 +1,4 @@
-"""A small vision transformer trained on Fashion-MNIST and taken apart: heads pruned, their reach, and their patterns."""
+"""A small vision transformer of Fashion-MNIST taken apart: heads pruned, their reach, and their patterns."""
 
 import random
 import statistics
