@@ -31,6 +31,7 @@ NAMES = (
     "mspcaps",
     "neighborhood",
     "ninformer",
+    "normgrad",
     "oat",
     "pldr_llm",
     "pointer_network",
@@ -49,6 +50,7 @@ NAMES = (
     "tensor_brain",
     "unified_view",
     "vision_language_interventions",
+    "vit_attention_analysis",
 )
 """The folders of the papers."""
 

@@ -24,6 +24,10 @@ from mereo.explain.explanation import Explanation
 from mereo.explain.explanation import explain as explain_tensor
 from mereo.explain.folder import KINDS, Shown, index_files, why_not
 from mereo.explain.pointer_pictures import draw_gazes, draw_pointers
+from mereo.explain.saliency import check_saliency, saliency_map
+from mereo.explain.saliency.methods import method_of
+from mereo.explain.saliency.signals import Layers
+from mereo.explain.saliency_pictures import describe_checks, draw_saliency
 from mereo.explain.target import Target
 from mereo.files import check_outputs, reading
 from mereo.inference.labelled import folder_labels
@@ -59,6 +63,7 @@ class Explanations(Sequence[Explanation]):
         batches: images with their names, and their classes where these are known.
         asked: numbers of the classes that are explained, or the function that is; the predicted ones when None.
         written: the files that were written, by kind.
+        methods, layers: of the maps `saliency`, by method, (images, height, width); see `mereo.explain.saliency`.
     """
 
     def __init__(
@@ -67,6 +72,8 @@ class Explanations(Sequence[Explanation]):
         batches: Sequence[Shown],
         asked: Target | None,
         written: dict[str, list[Path]],
+        methods: Sequence[str] = (),
+        layers: Layers = None,
     ) -> None:
         self.model, self._batches, self.written = model, batches, written
         self.names = [name for batch in batches for name in batch.names]
@@ -78,6 +85,11 @@ class Explanations(Sequence[Explanation]):
             explain_tensor(model, batch.images, target=target)
             for batch, target in zip(batches, self._asked, strict=True)
         ]
+        pairs = list(zip(batches, self._asked, strict=True))
+        self.saliency = {
+            method: torch.cat([saliency_map(model, b.images, target, layers, method=method) for b, target in pairs])
+            for method in methods
+        }
 
     def __len__(self) -> int:
         return len(self._items)
@@ -138,6 +150,8 @@ def explain(
     target: Callable[[Tensor], Tensor] | None = None,
     out: str | Path | None = None,
     only: Sequence[Kind] = (),
+    method: str | Sequence[str] = (),
+    layers: Sequence[int | str] = (),
     keep: int = 3,
     device: str = "auto",
     strict: bool = False,
@@ -154,6 +168,9 @@ def explain(
             mean of a map or the similarity of an embedding.
         out: folder for the files of the command, or a file NAME.png or NAME.html.
         only: which files to write; all that the network supports if it is empty.
+        method: names of `mereo.explain.saliency.METHODS`, whose maps are `saliency` of the result; with `out` their
+            picture, with checks, is written in place of the other files.
+        layers: of these methods, numbers of stages or names of modules; see `mereo.explain.saliency.saliency_map`.
         keep: number of votes, strongest first, shown for each capsule of a parse tree.
         device: to run on; with "auto" a network in memory stays where it is.
         strict: whether an unreadable file is an error.
@@ -165,6 +182,9 @@ def explain(
     check(folder, only, keep)
     if target is not None and (classes is not None or out is not None):
         raise UsageError("target is given, and classes or out too; files and classes are of scores. Leave them out.")
+    method = (method,) if isinstance(method, str) else method
+    if layers and not method:
+        raise UsageError(f"layers is {list(layers)}, which is of method; name a method too.")
     if folder is None and only:
         raise UsageError(f"only is {tuple(only)}, which chooses files to write; give out, a folder for them.")
     trained = trained_network(model, device, images=images)
@@ -172,7 +192,10 @@ def explain(
     with as_files(images) as files, reading(*files.paths):
         one = classes if isinstance(classes, str | int) else None
         written = {}
-        if folder is not None:
+        if folder is not None and method:
+            picture, _ = write_saliency(trained, files.paths, folder, method, layers or None, only, target=one)
+            written = {"saliency": [picture]}
+        elif folder is not None:
             written = write(trained, files.paths, folder, only, target=one, keep=keep, strict=strict)
         in_memory = {path.name: path.stem for path in files.held}
         batches = [
@@ -180,7 +203,8 @@ def explain(
             for batch in _read_batches(files.paths, network, strict)
         ]
     count = sum(len(batch.names) for batch in batches)
-    return Explanations(network, batches, _numbers(network, classes, count) if target is None else target, written)
+    asked = _numbers(network, classes, count) if target is None else target
+    return Explanations(network, batches, asked, written, method, layers or None)
 
 
 def _numbers(model: VisionModel, classes: Any, count: int) -> Tensor | None:
@@ -195,6 +219,8 @@ def _numbers(model: VisionModel, classes: Any, count: int) -> Tensor | None:
     if len(given) != count:
         raise UsageError(f"classes has {len(given)} entries for {count} images; give one for each, or one for all.")
     known = list(class_names(model))
+    if isinstance(classes, str) and classes not in known:  # as it is written on a command line
+        given = [classes.removeprefix("class:")] * count
     for each in given:
         if not isinstance(each, str | int | np.integer | Tensor):
             raise UsageError(f"classes has {type_of(each)}; give names or numbers of classes.")
@@ -278,6 +304,44 @@ def write(
     if single == "picture" and len(paths) > BATCH:
         say(f"showing the first {BATCH} of {len(paths)} images; give a folder as --out for all", file=sys.stderr)
     return written
+
+
+def write_saliency(
+    trained: Trained,
+    paths: list[Path],
+    out: Path,
+    methods: Sequence[str],
+    layers: Layers = None,
+    only: Sequence[str] = (),
+    *,
+    target: str | int | None = None,
+    strict: bool = False,
+) -> tuple[Path, list[str]]:
+    """Draw maps of saliency of the first 12 images, with checks; return the picture, and a line for each method.
+
+    Args:
+        methods: names of `mereo.explain.saliency.METHODS`.
+        layers: see `mereo.explain.saliency.saliency_map`.
+        trained, paths, out, only, target, strict: as for `write`.
+    """
+    model, source = trained
+    if only or model.input_kind != "images":
+        what = f"only is {' '.join(only)}" if only else f"{source} reads {model.input_kind}"
+        raise UsageError(f"{what}, and method is {' '.join(methods)}, which draws saliency.png of images; drop one.")
+    if _single_kind(out, ()) == "page":
+        raise UsageError(f"out is {out}; --method writes a picture: give a folder or a file NAME.png.")
+    for method in methods:
+        method_of(method)
+    picture = out / "saliency.png" if _single_kind(out, ()) is None else out
+    check_outputs("out", [picture], [*paths, source])
+    with reading(*paths, source):
+        shown = next(_read_batches(paths, model, strict))
+        classes = _numbers(model, target, len(shown.images))
+        checks = {m: check_saliency(model, shown.images, classes, layers, method=m) for m in methods}
+        draw_saliency(model, shown.images, picture, methods, layers, titles=shown.names, classes=classes, checks=checks)
+    if len(paths) > BATCH:
+        say(f"showing the first {BATCH} of {len(paths)} images", file=sys.stderr)
+    return picture, [describe_checks(method, each) for method, each in checks.items()]
 
 
 def _write_pointers(trained: Trained, paths: list[Path], out: Path, only: Sequence[str]) -> dict[str, list[Path]]:

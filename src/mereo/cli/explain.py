@@ -5,18 +5,21 @@ import sys
 from mereo.cli.options import ExplainOptions
 from mereo.cli.parse import parse
 from mereo.cli.show import new_folder
+from mereo.errors import UsageError
 from mereo.runtime.printing import say
 
 
 def run(words: list[str], command: str) -> None:
     """Write explanations of images and print their paths."""
     options = parse(ExplainOptions, words, command)
-    from mereo.api.explanation import BATCH, check, write
+    from mereo.api.explanation import BATCH, check, write, write_saliency
     from mereo.api.networks import check_reads, load_weights
     from mereo.cli.weights import split_weights, warn_if_out_of_distribution
     from mereo.inference.predict import find_files, find_images
 
     check(options.out, options.only, options.keep)
+    if options.layers and not options.method:
+        raise UsageError(f"layers is {' '.join(options.layers)}, which is of --method; name a method too.")
     given, weights = split_weights(options.images, options.weights, command)
     find_files(given)  # before weights are read, so that a missing file is named at once
     trained = load_weights(weights, options.device, ready=True, images=False)
@@ -28,6 +31,13 @@ def run(words: list[str], command: str) -> None:
     if of_images:
         warn_if_out_of_distribution(trained.model, trained.source, paths, chosen=weights is None)
     out = options.out or new_folder("explanation")
+    if options.method:
+        layers = options.layers or None
+        path, lines = write_saliency(
+            trained, paths, out, options.method, layers, options.only, target=options.target, strict=options.strict
+        )
+        say("\n".join([f"saliency: {path}", *lines]))
+        return
     written = write(
         trained, paths, out, options.only, target=options.target, keep=options.keep, strict=options.strict, quiet=False
     )

@@ -158,6 +158,7 @@ class ExplainOptions:
       mereo explain photos/ --only page sweeps --out explained
       mereo explain photos/ --out explained.html
       mereo explain runs/resnet20-tags photo.png --target pet      why, or why not, the label pet
+      mereo explain runs/vit_tiny-photos photo.png --method normgrad gradcam --layers 1 2 --target class:cat
       mereo explain points.csv --weights runs/pointer_network_small-convex_hull     its couplings, step by step
     """
 
@@ -173,8 +174,32 @@ class ExplainOptions:
     """Which outputs to write: picture (parts hidden, votes, couplings), gradients, attention (of each layer), page and
     trees (parse trees), sweeps (reconstructions over poses). By default all that the network supports."""
     target: str | None = None
-    """Class, label or column of numbers to explain, by its name, in pictures and gradients; by default the one with the
-    highest score."""
+    """Class, label or column of numbers to explain, by its name or as class:NAME, in pictures, gradients and maps of
+    --method; by default the one with the highest score."""
+    method: tuple[
+        Literal[
+            "normgrad",
+            "selective_normgrad",
+            "gradcam",
+            "gradcam_plus_plus",
+            "linear_approximation",
+            "gradient",
+            "gradient_sum",
+            "guided_backprop",
+            "deconvnet",
+            "excitation",
+            "contrastive_excitation",
+            "integrated_gradients",
+            "rollout",
+            "attention_flow",
+        ],
+        ...,
+    ] = ()
+    """Draw the maps of these methods of saliency instead, in saliency.png, with checks of the methods on all the
+    images: shuffled weights, another class, deleted and inserted pixels. A line a method states what failed."""
+    layers: tuple[str, ...] = ()
+    """Layers of --method: numbers of stages, from 0, or names of modules; several are combined. By default the last
+    stage that the score depends on, or the image for methods of the image."""
     keep: int = 3
     """Number of votes, strongest first, shown for each capsule of a parse tree."""
     device: str = "auto"

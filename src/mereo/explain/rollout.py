@@ -76,7 +76,16 @@ def _back(layer: AttentionLayer, token: Tensor, cells: Tensor) -> tuple[Tensor, 
     return (token + taken[:, :prefix].sum(1)) / 2, (same + taken[:, prefix:]) / 2
 
 
-def attention_rollout(observation: Observation) -> AttentionMap | None:
+def passed_back(layer: AttentionLayer, token: Tensor, cells: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Weights of the class token and of the cells of a grid above a layer, passed back to its inputs.
+
+    Shapes: token (batch,), cells (batch, cells) -> (batch,), (batch, senders without their prefix).
+    """
+    wanted = layer.senders if layer.receivers is None else layer.receivers
+    return _back(layer, token, _resized(cells, grid, wanted))
+
+
+def attention_rollout(observation: Observation, layers: list[AttentionLayer] | None = None) -> AttentionMap | None:
     """How much each place of the first layer counts for the output if attention is all that moves information.
 
     A_l = (I + mean over heads of c_l) / 2,   rollout = w A_L ... A_2 A_1
@@ -86,12 +95,15 @@ def attention_rollout(observation: Observation) -> AttentionMap | None:
     weight of a cell is divided evenly among the cells under it. What convolutions, pooling, gates and attention between
     channels move does not count. Shares sum to one in each image.
 
+    Args:
+        layers: of `attention_layers(observation)`, from the first; all of them by default.
+
     Returns None for a network without attention between places.
 
     Reference: arXiv:2005.00928, section 3.1, for networks of equal layers; layers of several sizes, class layers and
     tiles are ours.
     """
-    layers = attention_layers(observation)
+    layers = attention_layers(observation) if layers is None else layers
     if not layers:
         return None
     last = layers[-1]
@@ -104,9 +116,7 @@ def attention_rollout(observation: Observation) -> AttentionMap | None:
     cells = like.unsqueeze(1).expand(-1, count) * ((not has_token) / count)
     grid = start
     for layer in reversed(layers):
-        wanted = layer.senders if layer.receivers is None else layer.receivers
-        cells = _resized(cells, grid, wanted)
-        token, cells = _back(layer, token, cells)
+        token, cells = passed_back(layer, token, cells, grid)
         grid = layer.senders
     total = cells.sum(1, keepdim=True)
     # If no place contributes, all places count the same.

@@ -28,8 +28,8 @@ def chosen_classes(scores: Tensor, classes: Tensor | None) -> Tensor:
         raise UsageError(
             f"classes is {chosen.dtype} of shape {tuple(chosen.shape)}; it must be int64 of shape ({len(scores)},)."
         )
-    if not 0 <= int(chosen.min()) <= int(chosen.max()) < scores.shape[1]:
-        raise UsageError(f"classes has values outside 0 .. {scores.shape[1] - 1}.")
+    if outside := [number for number in chosen.tolist() if not 0 <= number < scores.shape[1]]:
+        raise UsageError(f"classes has {outside[0]}; the classes are 0 to {scores.shape[1] - 1}.")
     return chosen
 
 

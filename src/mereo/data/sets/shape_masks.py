@@ -21,7 +21,9 @@ COUNTS = {"train": 800, "validation": 100, "test": 200}
 _SMALLEST, _LARGEST, _TURNED, _NOISE = 5.0, 9.0, 0.4, 0.04
 
 
-def _inside(kind: int, across: "npt.NDArray[np.float64]", down: "npt.NDArray[np.float64]") -> "npt.NDArray[np.bool_]":
+def inside_shape(
+    kind: int, across: "npt.NDArray[np.float64]", down: "npt.NDArray[np.float64]"
+) -> "npt.NDArray[np.bool_]":
     """The points of a shape of radius one, in its own coordinates."""
     import numpy as np
 
@@ -53,7 +55,9 @@ def make_sample(
         radius, turned = scale * generator.uniform(_SMALLEST, _LARGEST), generator.uniform(-_TURNED, _TURNED)
         y, x = generator.uniform(radius / 2, side - radius / 2, 2)
         cosine, sine = np.cos(turned) / radius, np.sin(turned) / radius
-        inside = _inside(kind, cosine * (across - x) + sine * (down - y), cosine * (down - y) - sine * (across - x))
+        inside = inside_shape(
+            kind, cosine * (across - x) + sine * (down - y), cosine * (down - y) - sine * (across - x)
+        )
         colour = generator.uniform(0, 1, 3)[:, None]
         image[:, inside] = colour + 0.3 * (image[:, inside] - image[:, inside].mean(1, keepdims=True))
         mask[inside] = kind
