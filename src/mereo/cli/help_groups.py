@@ -19,6 +19,7 @@ TRAIN_GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "loss": (
         "loss", "label_smoothing", "mixup", "cutmix", "adversarial", "adversarial_steps", "adversarial_share",
+        "attention_adversary", "attention_adversary_args",
         "reconstruction_weight", "loss_weights",
     ),
     "machine": ("device", "precision", "compile", "seed", "channels_last", "sync_batchnorm"),

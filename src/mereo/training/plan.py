@@ -27,6 +27,7 @@ from mereo.tasks.base import task_for
 from mereo.training.config import TrainConfig
 from mereo.training.option_values import parse_insertion
 from mereo.training.order import derived_seed
+from mereo.training.regularisers import check_couplings, check_regularisers
 from mereo.training.start import follow_weights, pretrained_weights
 
 
@@ -88,6 +89,7 @@ class Plan:
             if not any(all(own.get(name) == value for name, value in wanted.items()) for own in there):
                 insert(model, **wanted)
         weigh_losses(model, config.loss_weights)
+        check_couplings(model, config)
         if config.mean is not None:
             model.pretrained_cfg |= {"mean": config.mean, "std": config.std}
         return model
@@ -130,6 +132,7 @@ def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
             unseen=task.unseen_classes,
             options=config.layout._replace(task=task.name),
         )
+    check_regularisers(config, task)
     info.check_serves(module.input_kind)
     _check_fields(config, task, info)
     if info.task_options:
