@@ -4,9 +4,10 @@ Cost: modules that were finished before the first of the scores return what they
 that one backward pass serves all passes. Only the rest is computed again.
 """
 
+import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -113,7 +114,9 @@ class RepeatedPass(Generic[T]):
             coupling.watch(observer)
             coupling.observers.sort(key=lambda each: each is not observer)  # recorders see the scores in use
         try:
-            with torch.compiler.set_stance("force_eager"):
+            # Nothing is compiled before this module is imported, which takes seconds.
+            compiles = "torch._dynamo" in sys.modules
+            with torch.compiler.set_stance("force_eager") if compiles else nullcontext():
                 yield
         finally:
             for coupling in self.couplings:
@@ -149,8 +152,9 @@ def _calling(handle: Callable[[nn.Module, Callable[[], Any]], Any]) -> Iterator[
     Hooks, or a forward function of its own, would make a module take another path than usual.
     """
     usual = nn.Module.__call__
-    nn.Module.__call__ = lambda module, *args, **kwargs: handle(module, partial(usual, module, *args, **kwargs))
+    called: Any = nn.Module
+    called.__call__ = lambda module, *args, **kwargs: handle(module, partial(usual, module, *args, **kwargs))
     try:
         yield
     finally:
-        nn.Module.__call__ = usual
+        called.__call__ = usual

@@ -116,7 +116,9 @@ class AttentionAdversary(nn.Module):
         check_finite(eps=eps, lam=lam, xi=xi)
         check_count(1, power_iterations=power_iterations)
         if direction == "published" and kind != "iat":
-            raise UsageError(f"direction is 'published' with kind {kind!r}; only 'iat' was published, give it or 'global'.")
+            raise UsageError(
+                f"direction is 'published' with kind {kind!r}; only 'iat' was published, give it or 'global'."
+            )
         if isinstance(layers, str):
             check_choice("layers", layers, ("last", "all"))
         elif not layers or not all(isinstance(each, int) and not isinstance(each, bool) for each in layers):
@@ -136,13 +138,20 @@ class AttentionAdversary(nn.Module):
         if isinstance(self.layers, str):
             return found if self.layers == "all" else found[-1:]
         if not all(-len(found) <= number < len(found) for number in self.layers):
-            raise UsageError(f"layers is {self.layers!r}, and the model has {len(found)} couplings, 0 to {len(found) - 1}.")
+            raise UsageError(
+                f"layers is {self.layers!r}, and the model has {len(found)} couplings, 0 to {len(found) - 1}."
+            )
         return [found[number] for number in self.layers]
 
     # --- the passes -------------------------------------------------------------------------------------------------
 
     def losses(
-        self, root: nn.Module, model: nn.Module, run: Callable[[], tuple[Tensor, Any]], count: int, lengths: bool = False
+        self,
+        root: nn.Module,
+        model: nn.Module,
+        run: Callable[[], tuple[Tensor, Any]],
+        count: int,
+        lengths: bool = False,
     ) -> tuple[Tensor, Tensor, Any]:
         """The clean loss and the extra loss, () each, and the outputs, of a computation that calls the model.
 
@@ -217,7 +226,9 @@ class AttentionAdversary(nn.Module):
         else:
             sizes = [each.shape[0] for each in squares]
             if any(size % count for size in sizes):
-                raise UsageError(f"norm is 'example', and scores are of {sizes} parts for {count} examples; give 'row'.")
+                raise UsageError(
+                    f"norm is 'example', and scores are of {sizes} parts for {count} examples; give 'row'."
+                )
             whole = sum(each.reshape(count, -1).sum(1) for each in squares)
             assert isinstance(whole, Tensor)
             sums = [whole.repeat_interleave(size // count).view(-1, 1, 1, 1) for size in sizes]
@@ -270,7 +281,9 @@ def _labelled_loss(outputs: Tensor, y: Tensor | None) -> Tensor:
     if y.shape != outputs.shape[:1] or y.is_floating_point():
         raise UsageError(f"y is {y.dtype} of {tuple(y.shape)}; it must be whole numbers of ({len(outputs)},).")
     if not bool(((y >= UNLABELLED) & (y < scores.shape[1])).all()):
-        raise UsageError(f"y has {int(y.min())} to {int(y.max())}; it must be 0 to {scores.shape[1] - 1}, -1 for no label.")
+        raise UsageError(
+            f"y has {int(y.min())} to {int(y.max())}; it must be 0 to {scores.shape[1] - 1}, -1 for no label."
+        )
     losses = F.cross_entropy(scores, y.long(), ignore_index=UNLABELLED, reduction="sum")
     return losses / (y != UNLABELLED).sum().clamp(min=1)
 

@@ -1,4 +1,4 @@
-"""The regularisers of a training that watch couplings: what `--attention-adversary` adds to the objective of any task."""
+"""The regularisers of a training that watch couplings: what `--attention-adversary` adds to an objective."""
 
 import inspect
 
