@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 NAMES = (
     "aaren",
     "ar_capsnet",
+    "attention_adversarial_training",
     "cait",
     "capsule_table",
     "clear",

@@ -264,7 +264,7 @@ class AttentionAdversary(nn.Module):
         self, objective: Objective, step: Callable[[Batch], tuple[Tensor, Any]], batch: Batch
     ) -> tuple[Tensor, Any]:
         """A step of a training with the extra loss added: see `Objective.regularisers`."""
-        lengths = getattr(objective, "kind", "cross_entropy") != "cross_entropy"
+        lengths = getattr(objective.model, "score_kind", "logits") != "logits"
         clean, extra, outputs = self.losses(objective, objective.model, lambda: step(batch), batch.length, lengths)
         self.added(extra)
         return clean, outputs
