@@ -3,7 +3,7 @@
 from papers.common.paper import TRAINING, Experiment, Paper
 
 USES = (TRAINING - {"device"}) | {"seeds", "variants"}
-CONSTANTS = {"NOISE": (1.0,), "TESTED": 40, "ATTACKED": 8, "TIMED": 2, "IMAGES": 64}
+CONSTANTS = {"NOISE": (1.0,), "ATTACKED": 8}
 
 PAPER = Paper(
     "Attention meets perturbations",
@@ -15,7 +15,7 @@ PAPER = Paper(
             "papers.attention_adversarial_training.perturbed_attention",
             USES,
             data="fashion_mnist",
-            constants=CONSTANTS,
+            constants={**CONSTANTS, "TIMED": 2},
         ),
         "fewer_labels": Experiment(
             "Does virtual adversarial training of attention make up for labels that are removed?",

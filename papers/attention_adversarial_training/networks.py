@@ -85,7 +85,7 @@ def images_of(settings: Settings, images: int, tested: int) -> tuple[Images, Bat
 
 def train(
     model: VisionModel, loss: Callable[[Batch], Tensor], images: Images, seed: int, epochs: int, batch_size: int,
-    rate: float = 1e-3, hidden: Tensor | None = None,
+    rate: float = 3e-3, hidden: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Minimise a loss of normalised images by Adam with AMSGrad, as the papers do, epoch by epoch in random order.
 

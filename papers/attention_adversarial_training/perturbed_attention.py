@@ -24,8 +24,8 @@ from papers.attention_adversarial_training.networks import (
 from papers.common.settings import Settings
 
 NAMES = ("none", "at", "iat by rows", "iat", "iat as published", "vat", "ivat")
-EPS, EPOCHS, BATCH, IMAGES, TESTED, ATTACKED = 2.0, 8, 32, 2000, 1000, 200
-NOISE, TIMED = (1.0, 2.0, 4.0), 60
+EPS, EPOCHS, BATCH, IMAGES, TESTED, ATTACKED = 2.0, 5, 32, 1200, 1000, 100
+NOISE, TIMED = (1.0, 2.0, 4.0), 40
 PICTURE = "noise.png"
 
 

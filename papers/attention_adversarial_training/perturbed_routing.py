@@ -22,11 +22,11 @@ from papers.common.settings import Settings
 
 NETWORKS = {
     "mspcaps": ("mspcaps_tiny", {"channels": (8, 16, 16), "patch_size": 4}),
-    "capsnet": ("capsnet", {"conv_channels": 16, "primary_types": 4, "decoder_hidden": None}),
+    "capsnet": ("capsnet", {"conv_channels": 16, "primary_types": 4, "decoder": False}),
 }
 """Routing once over the senders, and three times over the receivers."""
 NAMES = ("none", "at", "iat", "vat")
-EPS, EPOCHS, BATCH, IMAGES, TESTED, ATTACKED = 2.0, 20, 32, 500, 1000, 100
+EPS, EPOCHS, BATCH, IMAGES, TESTED, ATTACKED = 2.0, 12, 32, 300, 500, 50
 NOISE = (1.0,)
 
 
@@ -57,7 +57,7 @@ def run(settings: Settings) -> dict[str, Any]:
                     total: torch.Tensor = objective(batch)[0]
                     return total
 
-                train(model, loss, images, seed, settings.epochs or EPOCHS, settings.batch_size or BATCH, rate=2e-3)
+                train(model, loss, images, seed, settings.epochs or EPOCHS, settings.batch_size or BATCH)
                 with torch.no_grad():
                     learned = model(prepare_batch(own, model.pretrained_cfg).images)
                     scores = model(prepare_batch(test, model.pretrained_cfg).images)
