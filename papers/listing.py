@@ -45,6 +45,7 @@ NAMES = (
     "spectformer",
     "tensor_attention",
     "tensor_brain",
+    "token_attention_robustness",
     "unified_view",
 )
 """The folders of the papers."""

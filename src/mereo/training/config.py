@@ -82,6 +82,9 @@ class TrainConfig:
     """Mechanisms to put into the network, such as ela or se, with arguments after a colon:
     ela:preset=tiny,where=blocks. Each stands behind the stages, or where `where` says, and starts without effect
     (start=0); `mereo mechanisms` lists them. By default none."""
+    tap: bool = False
+    """Pool the tokens of a transformer before its attention, by averages of their neighbourhoods whose reach each
+    token chooses (token-aware average pooling)."""
     img_size: ImageSize = None
     """Size that images are resized to: one side, or height x width such as 64x48; by default the network's."""
     in_chans: int | None = None
@@ -166,6 +169,9 @@ class TrainConfig:
     """Arguments of the attention adversary, as name=value: eps=1 (length of the change), lam=1 (weight of the loss),
     layers=last or all, direction=global, row or published, norm=example or row, queries=all or cls, and for vat and
     ivat xi=0.1 and power_iterations=1."""
+    diversify_attention: bool = False
+    """Add a loss that makes tokens attend to different tokens (attention diversification loss), of weight 1 unless
+    `--loss-weights attention_diversity=0.5` says otherwise."""
     reconstruction_weight: float = 0.0005
     """Weight of the reconstruction loss (summed squared error) for networks with a decoder."""
     loss_weights: ModelArguments = field(default_factory=dict)
