@@ -10,7 +10,7 @@ PAPER = Paper(
     "arXiv:2009.12064",
     experiments={
         "perturbed_attention": Experiment(
-            "What do perturbed attention scores do to accuracy, robustness and the agreement of attention with gradients?",
+            "What does training on perturbed attention scores change: accuracy, robustness, agreement with gradients?",
             "arXiv:2009.12064 and 2104.08763; images in place of texts are ours",
             "papers.attention_adversarial_training.perturbed_attention",
             USES,

@@ -172,7 +172,7 @@ def agreement(model: PooledPatches, images: Tensor) -> tuple[float, float]:
         (slope,) = torch.autograd.grad(highest, features)
     importance, attention = slope.flatten(2).norm(dim=1), trace["attention.coupling"].flatten(1)
     centred = [each - each.mean(1, keepdim=True) for each in (importance, attention)]
-    pearson = F.cosine_similarity(*centred).mean().item()
+    pearson = F.cosine_similarity(centred[0], centred[1]).mean().item()
     signs = [(each.unsqueeze(1) - each.unsqueeze(2)).sign().flatten(1) for each in (importance, attention)]
     pairs = importance.shape[1] * (importance.shape[1] - 1)
     return pearson, ((signs[0] * signs[1]).sum(1) / pairs).mean().item()
@@ -187,5 +187,3 @@ def mean_rows(name: str, rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
         if number == 0 and len(values) > 1:
             means["deviation"] = statistics.stdev(values)
     return means
-
-

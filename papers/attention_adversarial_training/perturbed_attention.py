@@ -1,5 +1,6 @@
 """Attention pooling of patches, trained with each kind of adversary: what it costs, and what it changes."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,9 +62,11 @@ def run(settings: Settings) -> dict[str, Any]:
         scored = {f"noise {each:g} %": value for each, value in zip(NOISE, noisy[name], strict=True)}
         rows.append(mean_rows(name, found) | scored)
     model = PooledPatches(images.image_shape, classes).train()
-    batch = prepare_batch(images.batch(torch.arange(min(settings.batch_size or BATCH, len(images)))), model.pretrained_cfg)
+    batch = prepare_batch(
+        images.batch(torch.arange(min(settings.batch_size or BATCH, len(images)))), model.pretrained_cfg
+    )
     losses = {name: loss_with(model, adversary(name, EPS)) for name in names}
-    times = step_times({name: lambda loss=loss: loss(batch) for name, loss in losses.items()}, TIMED)
+    times = step_times({name: partial(loss, batch) for name, loss in losses.items()}, TIMED)
     notes = []
     if "at" in names:
         for row in rows:

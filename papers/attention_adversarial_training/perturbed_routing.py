@@ -20,7 +20,7 @@ from papers.attention_adversarial_training.networks import (
 )
 from papers.common.settings import Settings
 
-NETWORKS = {
+NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "mspcaps": ("mspcaps_tiny", {"channels": (8, 16, 16), "patch_size": 4}),
     "capsnet": ("capsnet", {"conv_channels": 16, "primary_types": 4, "decoder": False}),
 }

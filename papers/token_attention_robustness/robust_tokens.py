@@ -112,7 +112,7 @@ def run(settings: Settings) -> dict[str, Any]:
     )  # fmt: skip
     images, classes = splits.train, len(splits.class_names)
     test = splits.test.batch(torch.arange(min(settings.images or TESTED, len(splits.test))))
-    rows, drawn = [], {}
+    rows, drawn = list[dict[str, Any]](), {}
     for name, (_, diverse) in VARIANTS.items():
         if settings.variants and name not in settings.variants:
             continue

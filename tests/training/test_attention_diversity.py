@@ -88,7 +88,9 @@ def test_a_step_adds_the_loss_of_all_layers_without_the_class_token(dtype: torch
     model.zero_grad()
     objective(batch)[0].backward()
     change = (model.blocks[1].attn.qkv.weight.grad - plain).float()
-    assert (change[:32].abs().sum(1) > 0).any() and all(not m.observers for m in model.modules() if hasattr(m, "observers"))
+    assert (change[:32].abs().sum(1) > 0).any() and all(
+        not m.observers for m in model.modules() if hasattr(m, "observers")
+    )
     objective.eval()(batch)
     assert not objective.added
 
@@ -105,7 +107,10 @@ def test_models_without_attention_and_wrong_arguments(small_config: Any) -> None
             AttentionDiversity(**wrong)
     with pytest.raises(UsageError, match="attention"):
         attention_diversification_loss([torch.rand(3, 3)])
-    for given, named in (({"compile": True}, "compile"), ({"model": "capsnet", "model_args": {}}, "diversify_attention")):
+    for given, named in (
+        ({"compile": True}, "compile"),
+        ({"model": "capsnet", "model_args": {}}, "diversify_attention"),
+    ):
         with pytest.raises(UsageError, match=named):
             make_plan(small_config(diversify_attention=True, **given)).build_model()
     with pytest.raises(UsageError, match="MSPCaps"):
@@ -126,5 +131,6 @@ def test_a_training_with_pooling_starts_from_weights_without_and_goes_on_with(sm
     assert [entry["name"] for entry in again.config["surgery"]] == ["tap"]
     more = train(small_config(name="more", weights=str(run.folder.path), **both), silent, pictures=False)
     assert [entry["name"] for entry in more.model.config["surgery"]] == ["tap"]
-    resumed = train(config.replace(resume=True, epochs=2), silent, pictures=False)
-    assert len(resumed.folder.history.read_text().splitlines()) == 3
+    resumed = train(config.replace(resume=True), silent, pictures=False)
+    for name, weight in run.model.state_dict().items():
+        assert torch.equal(weight, resumed.model.state_dict()[name]), name

@@ -62,7 +62,9 @@ def check_couplings(model: nn.Module, config: TrainConfig) -> None:
 def regularise(objective: Objective, config: TrainConfig) -> Objective:
     """An objective with the regularisers of a configuration, in place."""
     objective.regularisers.extend(regularisers(config).values())
-    given = {name: weight for name, weight in config.loss_weights.items() if name in loss_weights(objective.regularisers)}
+    given = {
+        name: weight for name, weight in config.loss_weights.items() if name in loss_weights(objective.regularisers)
+    }
     weigh_losses(objective.regularisers, given)
     return objective
 

@@ -61,7 +61,6 @@ def test_one_scale_and_a_constant_image_change_nothing() -> None:
     torch.testing.assert_close(pool(same).view(9, 9, 4)[3:6, 3:6], torch.ones(3, 3, 4))
 
 
-
 def _token_block(dim: int, heads: int, num_scales: int, hidden: int) -> nn.Module:
     """The parameters of a block of FAN: attention, channel processing, and the pooling."""
     depthwise = {"kernel_size": 3, "groups": hidden}
