@@ -20,7 +20,7 @@ from papers.attention_adversarial_training.networks import (
 from papers.common.settings import Settings
 
 NAMES = ("none, all labels", "none", "at", "iat", "vat", "ivat")
-EPS, EPOCHS, BATCH, IMAGES, TESTED, ATTACKED = 2.0, 12, 32, 400, 1000, 50
+EPS, EPOCHS, BATCH, IMAGES, TESTED, ATTACKED = 2.0, 12, 32, 300, 1000, 50
 NOISE = (2.0,)
 
 

@@ -26,7 +26,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Routing once over the senders, and three times over the receivers."""
 NAMES = ("none", "at", "iat", "vat")
-EPS, EPOCHS, BATCH, IMAGES, TESTED, ATTACKED = 2.0, 12, 32, 300, 500, 50
+EPS, EPOCHS, BATCH, IMAGES, TESTED, ATTACKED = 2.0, 10, 32, 240, 400, 40
 NOISE = (1.0,)
 
 
