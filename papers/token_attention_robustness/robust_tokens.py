@@ -21,8 +21,8 @@ from papers.common.fitting import fit
 from papers.common.settings import Settings
 
 SIZE, PATCH, DIM, DEPTH, HEADS = 28, 4, 48, 2, 4
-EPOCHS, BATCH, LIMIT, TESTED, RATE = 8, 32, 1000, 200, 4e-3
-EPSILON, STEPS, QUERIES, ATTACKED = 0.02, 10, 60, 50
+EPOCHS, BATCH, LIMIT, TESTED, RATE = 6, 32, 1000, 150, 4e-3
+EPSILON, STEPS, QUERIES, ATTACKED = 0.02, 10, 50, 40
 TOP = 0.1
 """Share of the keys whose share of the attention is measured."""
 VARIANTS = {"base": (False, False), "TAP": (True, False), "ADL": (False, True), "TAP and ADL": (True, True)}
