@@ -1,4 +1,4 @@
-"""Capsule networks whose couplings are perturbed in training, on few images, which they can learn by heart."""
+"""A capsule network whose couplings are perturbed in training, on few images, which it can learn by heart."""
 
 from typing import Any
 
@@ -20,11 +20,6 @@ from papers.attention_adversarial_training.networks import (
 )
 from papers.common.settings import Settings
 
-NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
-    "mspcaps": ("mspcaps_tiny", {"channels": (8, 16, 16), "patch_size": 4}),
-    "capsnet": ("capsnet", {"conv_channels": 16, "primary_types": 4, "decoder": False}),
-}
-"""Routing once over the senders, and three times over the receivers."""
 NAMES = ("none", "at", "iat", "vat")
 EPS, EPOCHS, BATCH, IMAGES, TESTED, ATTACKED = 2.0, 10, 32, 240, 400, 40
 NOISE = (1.0,)
@@ -34,48 +29,46 @@ def run(settings: Settings) -> dict[str, Any]:
     """Accuracy on training and test images, and how much the couplings matter, of each variant."""
     images, test, classes = images_of(settings, IMAGES, TESTED)
     own = images.batch(torch.arange(len(images)))
-    tables = {}
-    for title, (network, arguments) in NETWORKS.items():
-        rows = []
-        for name in NAMES:
-            if settings.variants and name not in settings.variants:
-                continue
-            found = []
-            for seed in range(settings.seeds):
-                torch.manual_seed(seed)
-                model = mereo.create_model(
-                    network, num_classes=classes, in_chans=images.image_shape[0], img_size=images.image_shape[1],
-                    **arguments,
-                )  # fmt: skip
-                kind = None if name == "none" else name
-                config = TrainConfig().replace(
-                    loss="margin", attention_adversary=kind, attention_adversary_args={"eps": EPS} if kind else {}
-                )
-                objective = regularise(Classification().objective(model, config), config)
+    rows = []
+    for name in NAMES:
+        if settings.variants and name not in settings.variants:
+            continue
+        found = []
+        for seed in range(settings.seeds):
+            torch.manual_seed(seed)
+            model = mereo.create_model(
+                "capsnet", num_classes=classes, in_chans=images.image_shape[0], img_size=images.image_shape[1],
+                conv_channels=16, primary_types=4, decoder=False,
+            )  # fmt: skip
+            kind = None if name == "none" else name
+            config = TrainConfig().replace(
+                loss="margin", attention_adversary=kind, attention_adversary_args={"eps": EPS} if kind else {}
+            )
+            objective = regularise(Classification().objective(model, config), config)
 
-                def loss(batch: Batch, objective: Any = objective) -> torch.Tensor:
-                    total: torch.Tensor = objective(batch)[0]
-                    return total
+            def loss(batch: Batch, objective: Any = objective) -> torch.Tensor:
+                total: torch.Tensor = objective(batch)[0]
+                return total
 
-                train(model, loss, images, seed, settings.epochs or EPOCHS, settings.batch_size or BATCH)
-                with torch.no_grad():
-                    learned = model(prepare_batch(own, model.pretrained_cfg).images)
-                    scores = model(prepare_batch(test, model.pretrained_cfg).images)
-                with mereo.record(model) as trace, torch.no_grad():
-                    model(prepare_batch(test.pick(slice(0, 1)), model.pretrained_cfg).images)
-                uniform = {each: "uniform" for each in trace if trace.kinds[each] == "couplings"}
-                with mereo.intervene(model, uniform), torch.no_grad():
-                    without = model(prepare_batch(test, model.pretrained_cfg).images)
-                found.append(
-                    {
-                        "accuracy %": accuracy(scores, test.labels),
-                        "training images %": accuracy(learned, own.labels),
-                        "APGD %": accuracy_under_apgd(model, test, ATTACKED),
-                        f"noise {NOISE[0]:g} %": accuracy_with_noise(model, test, NOISE[0], seed),
-                        "uniform couplings %": accuracy(without, test.labels),
-                    }
-                )
-                settings.say(f"{title}, {name}, seed {seed}: {found[-1]['accuracy %']:.1f} %")
-            rows.append(mean_rows(name, found))
-        tables[f"{title}, {len(images):,} images of {settings.data}, {settings.seeds} seeds, eps {EPS:g}"] = rows
-    return {"tables": tables, "notes": [], "pictures": [], "data": str(settings.data)}
+            train(model, loss, images, seed, settings.epochs or EPOCHS, settings.batch_size or BATCH)
+            with torch.no_grad():
+                learned = model(prepare_batch(own, model.pretrained_cfg).images)
+                scores = model(prepare_batch(test, model.pretrained_cfg).images)
+            with mereo.record(model) as trace, torch.no_grad():
+                model(prepare_batch(test.pick(slice(0, 1)), model.pretrained_cfg).images)
+            uniform = {each: "uniform" for each in trace if trace.kinds[each] == "couplings"}
+            with mereo.intervene(model, uniform), torch.no_grad():
+                without = model(prepare_batch(test, model.pretrained_cfg).images)
+            found.append(
+                {
+                    "accuracy %": accuracy(scores, test.labels),
+                    "training images %": accuracy(learned, own.labels),
+                    "APGD %": accuracy_under_apgd(model, test, ATTACKED),
+                    f"noise {NOISE[0]:g} %": accuracy_with_noise(model, test, NOISE[0], seed),
+                    "uniform couplings %": accuracy(without, test.labels),
+                }
+            )
+            settings.say(f"{name}, seed {seed}: {found[-1]['accuracy %']:.1f} %")
+        rows.append(mean_rows(name, found))
+    size = f"CapsNet, {len(images):,} images of {settings.data}, {settings.seeds} seeds, eps {EPS:g}"
+    return {"tables": {size: rows}, "notes": [], "pictures": [], "data": str(settings.data)}

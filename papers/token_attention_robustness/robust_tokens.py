@@ -82,8 +82,8 @@ def top_share(maps: list[Tensor]) -> float:
     return 100 * torch.stack(shares).mean().item()
 
 
-def measure(model: Any, test: Batch) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """Figures of a trained network, and its accuracy at each severity of each corruption."""
+def measure(model: Any, test: Batch) -> dict[str, float]:
+    """Figures of a trained network; accuracies under a corruption are means over its severities."""
     scores, clean = attention_of(model, test.images)
     curves, cosines = {}, []
     places = torch.arange(len(test.images))
@@ -101,22 +101,22 @@ def measure(model: Any, test: Batch) -> tuple[dict[str, float], dict[str, list[f
     for title, name, steps in (("APGD %", "apgd", STEPS), ("Square %", "square", QUERIES)):
         attacked = attention_of(model, attack(name, model, images, labels, EPSILON, steps=steps))[0]
         figures[title] = 100 * (attacked.argmax(1) == labels).double().mean().item()
-    return figures, curves
+    return figures
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """The figures of each variant, the means over seeds, and accuracies drawn over the severities."""
+    """The figures of each variant, the means over seeds, drawn as bars."""
     splits = load_splits(
         str(settings.data), root=settings.data_root, img_size=SIZE, limit=settings.limit or LIMIT,
         validation_fraction=0.0,
     )  # fmt: skip
     images, classes = splits.train, len(splits.class_names)
     test = splits.test.batch(torch.arange(min(settings.images or TESTED, len(splits.test))))
-    rows, drawn = list[dict[str, Any]](), {}
+    rows: list[dict[str, Any]] = []
     for name, (_, diverse) in VARIANTS.items():
         if settings.variants and name not in settings.variants:
             continue
-        found, curves = [], []
+        found = []
         for seed in range(settings.seeds):
             torch.manual_seed(seed)
             model = make(name, images.image_shape[0], classes)
@@ -133,30 +133,27 @@ def run(settings: Settings) -> dict[str, Any]:
                 batch_size=settings.batch_size or BATCH, lr=RATE, device=torch.device("cpu"), title=name,
                 say=lambda line: None, seed=seed,
             )  # fmt: skip
-            figures, points = measure(model, test)
+            figures = measure(model, test)
             found.append(figures)
-            curves.append(points)
             settings.say(f"{name}, seed {seed}: " + ", ".join(f"{key} {value:.3g}" for key, value in figures.items()))
         rows.append({"network": name} | {key: statistics.mean(each[key] for each in found) for key in found[0]})
         spread = [each["clean %"] for each in found]
         rows[-1]["least clean %"], rows[-1]["most clean %"] = min(spread), max(spread)
-        drawn[name] = {each: torch.tensor([points[each] for points in curves]).mean(0).tolist() for each in CHOSEN}
-    _draw(drawn, {row["network"]: row["clean %"] for row in rows}, settings)
+    _draw(rows, settings)
     size = f"{len(images):,} images of {settings.data}, {settings.seeds} seeds"
     return {"tables": {size: rows}, "notes": [], "pictures": [PICTURE], "data": str(settings.data)}
 
 
-def _draw(drawn: dict[str, dict[str, list[float]]], clean: dict[str, float], settings: Settings) -> None:
-    """A panel for each corruption."""
-    figure = new_figure(2.3 * len(CHOSEN), 2.9)
-    panels = figure.subplots(1, len(CHOSEN), sharey=True)
-    for axes, (title, corruption) in zip(panels, CHOSEN.items(), strict=True):
-        for number, (name, curves) in enumerate(drawn.items()):
-            accuracies = [clean[name], *curves[title]]
-            axes.plot(corruption.severities, accuracies, marker="os^D"[number], markersize=3, alpha=0.8, label=name)
-        axes.set_title(title, fontsize=9, loc="left")
-        axes.set_xlabel("deviation" if title == "noise" else corruption.unit.rpartition("deviation, ")[2], fontsize=8)
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("accuracy, %")
-    panels[0].legend(frameon=False, fontsize=7)
+def _draw(rows: list[dict[str, Any]], settings: Settings) -> None:
+    """Accuracy on clean, corrupted and attacked images as bars, a colour for each network."""
+    figure = new_figure(7.6, 3.2)
+    axes = figure.subplots()
+    names = ["clean", *CHOSEN, "APGD", "Square"]
+    for number, row in enumerate(rows):
+        places = [place + 0.2 * (number - (len(rows) - 1) / 2) for place in range(len(names))]
+        axes.bar(places, [row[f"{name} %"] for name in names], 0.18, label=row["network"])
+    axes.set_xticks(range(len(names)), names, fontsize=8)
+    axes.set_ylabel("accuracy, %")
+    axes.grid(alpha=0.3, axis="y")
+    axes.legend(frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
     save_figure(figure, settings.folder / PICTURE)
