@@ -3,7 +3,7 @@
 from papers.common.paper import TRAINING, Experiment, Paper
 
 USES = (TRAINING - {"device"}) | {"seeds", "variants"}
-CONSTANTS = {"NOISE": (1.0,), "ATTACKED": 8}
+CONSTANTS = {"NOISE": (2.0,), "ATTACKED": 8}
 
 PAPER = Paper(
     "Attention meets perturbations",
