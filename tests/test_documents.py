@@ -101,7 +101,7 @@ def test_the_blocks_of_the_page_on_backbones_run(tmp_path, monkeypatch, capsys):
 def test_the_blocks_of_the_page_on_attention_run():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "attention.md").read_text(), re.DOTALL)
     names: dict[str, object] = {}
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         exec(block, names)
     assert names["couplings"].shape == (2, 4, 144, 152)

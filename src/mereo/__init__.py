@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from mereo.surgery.sea import sea
     from mereo.surgery.sigma_reparam import fold, sigma_reparam
     from mereo.surgery.sparsifiner import sparsifiner
+    from mereo.surgery.tap import tap
     from mereo.surgery.watchable import watchable
     from mereo.training.attention_matches import sea_matches, sparsifiner_matches
     from mereo.training.distil import Distilled, distil
@@ -95,6 +96,7 @@ _HOMES = {
     "sigma_reparam": "mereo.surgery",
     "sparsifiner": "mereo.surgery",
     "sparsifiner_matches": "mereo.training.attention_matches",
+    "tap": "mereo.surgery",
     "tensor_attention": "mereo.mechanisms.attention",
     "train": "mereo.api",
     "watchable": "mereo.surgery",
@@ -146,6 +148,7 @@ __all__ = [
     "sigma_reparam",
     "sparsifiner",
     "sparsifiner_matches",
+    "tap",
     "tensor_attention",
     "train",
     "watchable",

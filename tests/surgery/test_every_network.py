@@ -20,6 +20,7 @@ DONE: dict[str, Callable[[Any], nn.Module]] = {
     "linearise": lambda m: linearise(m, 2),
     "sea": lambda m: mereo.sea(m, columns=4, top_k=2),
     "sparsifiner": lambda m: mereo.sparsifiner(m, 0.5),
+    "tap": mereo.tap,
     "watchable": watchable,
 }
 

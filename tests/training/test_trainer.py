@@ -87,7 +87,13 @@ class StoppedError(Exception):
 
 
 PLAIN: dict[str, Any] = {}
-RICH = {"ema_decay": 0.9, "adversarial": 0.1, "adversarial_steps": 1, "augment": ["noise=0.1"]}
+RICH = {
+    "ema_decay": 0.9,
+    "adversarial": 0.1,
+    "adversarial_steps": 1,
+    "augment": ["noise=0.1"],
+    "attention_adversary": "ivat",
+}
 
 
 @pytest.mark.parametrize(

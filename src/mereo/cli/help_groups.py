@@ -7,7 +7,7 @@ TRAIN_GROUPS: dict[str, tuple[str, ...]] = {
     "most used": (
         "data", "model", "pretrained", "weights", "minutes", "epochs", "img_size", "task", "resume", "name",
     ),
-    "network": ("model_args", "insert", "in_chans"),
+    "network": ("model_args", "insert", "tap", "in_chans"),
     "data": (
         "data_root", "classes", "label_column", "task_options", "augment", "sampler", "mean", "std",
         "validation_fraction", "paper_protocol", "limit", "test_limit", "strict", "stream",
@@ -19,6 +19,7 @@ TRAIN_GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "loss": (
         "loss", "label_smoothing", "mixup", "cutmix", "adversarial", "adversarial_steps", "adversarial_share",
+        "attention_adversary", "attention_adversary_args", "diversify_attention",
         "reconstruction_weight", "loss_weights",
     ),
     "machine": ("device", "precision", "compile", "seed", "channels_last", "sync_batchnorm"),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 @contextmanager
-def _kept(owners: Iterable[object], name: str) -> Iterator[None]:
+def kept(owners: Iterable[object], name: str) -> Iterator[None]:
     """Restore an attribute of each of these objects when the block ends."""
     values = [(owner, getattr(owner, name)) for owner in owners]
     try:
@@ -34,12 +34,12 @@ def must_be_called(*layers: nn.Module) -> bool:
 
 def modes_kept(*models: nn.Module) -> AbstractContextManager[None]:
     """Restore training or evaluation mode in every module of these models when the block ends."""
-    return _kept((module for model in models for module in model.modules()), "training")
+    return kept((module for model in models for module in model.modules()), "training")
 
 
 def gradients_kept(*models: nn.Module) -> AbstractContextManager[None]:
     """Restore which parameters of these models require gradients when the block ends."""
-    return _kept((parameter for model in models for parameter in model.parameters()), "requires_grad")
+    return kept((parameter for model in models for parameter in model.parameters()), "requires_grad")
 
 
 def autocasts(x: Tensor) -> bool:

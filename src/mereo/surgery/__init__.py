@@ -22,4 +22,5 @@ from mereo.surgery.sigma_reparam import fold as fold
 from mereo.surgery.sigma_reparam import remove_norms as remove_norms
 from mereo.surgery.sigma_reparam import sigma_reparam as sigma_reparam
 from mereo.surgery.sparsifiner import sparsifiner as sparsifiner
+from mereo.surgery.tap import tap as tap
 from mereo.surgery.watchable import watchable as watchable

@@ -142,7 +142,7 @@ def stated_shape(model: nn.Module) -> tuple[int, tuple[int, int] | None]:
     return int(channels), None if size is None else image_size(tuple(size) if isinstance(size, list) else size)
 
 
-def _image_shape(model: nn.Module, img_size: int | tuple[int, int] | None) -> tuple[int, int, int]:
+def image_shape_of(model: nn.Module, img_size: int | tuple[int, int] | None) -> tuple[int, int, int]:
     """(channels, height, width) of the images of a network."""
     channels, stated = stated_shape(model)
     height, width = image_size(img_size) if img_size else stated or (_SIDE, _SIDE)
@@ -253,7 +253,7 @@ def _places(model: nn.Module, where: str | Sequence[str], seen: _Outputs) -> lis
     return fitting
 
 
-def _patches(model: nn.Module, tokens: int) -> tuple[tuple[int, int] | None, int]:
+def patches_of(model: nn.Module, tokens: int) -> tuple[tuple[int, int] | None, int]:
     """Rows and columns of the patches, and the number of tokens before them; (None, 0) if unknown."""
     size = getattr(model, "grid", None) or getattr(getattr(model, "patch_embed", None), "grid_size", None)
     if size is None:
@@ -271,7 +271,7 @@ def _made(
     is_gate, old = get_mechanism(name).family == "gate", model.get_submodule(place)
     host = old if start is None and is_host(old) else None
     if len(shape) == 3:
-        size, prefix = _patches(model, shape[1])
+        size, prefix = patches_of(model, shape[1])
         made = fill_slot(name, "tokens", Place(shape[2], heads, size, shape[1], prefix, host), rest)
         if start is None:
             return Replaced(made, isinstance(old, nn.MultiheadAttention))
@@ -332,7 +332,7 @@ def insert(
     given = {"name": name, "where": where if isinstance(where, str) else list(where), "start": start, **arguments}
     if replace:
         given["replace"] = True
-    channels, height, width = _image_shape(model, img_size)
+    channels, height, width = image_shape_of(model, img_size)
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
     images = torch.zeros(1, channels, height, width, device=like.device, dtype=like.dtype)
     seen = _Outputs.of(model, images)

@@ -10,7 +10,8 @@ engine sums a single vector.
 import csv
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
@@ -58,11 +59,14 @@ class Objective(nn.Module, ABC):
 
     Attributes:
         added: the added losses of the last step by name, weighted, (), without gradients.
+        regularisers: modules that are called in place of a step of training, one around the other, as
+            `regulariser(objective, step, batch)`, and give what the step gives; they may add losses.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model: Any = model
+        self.regularisers = nn.ModuleList()
         self.added: dict[str, Tensor] = {}
 
     @property
@@ -72,7 +76,11 @@ class Objective(nn.Module, ABC):
 
     def forward(self, batch: Batch) -> tuple[Tensor, Any]:
         """The loss to minimise, (), and the outputs of the model, for a prepared batch."""
-        loss, outputs = self.step(batch)
+        step: Callable[[Batch], tuple[Tensor, Any]] = self.step
+        if self.training:
+            for regulariser in self.regularisers:
+                step = partial(regulariser, self, step)
+        loss, outputs = step(batch)
         terms = added_losses(self, batch.labels)
         self.added = {name: term.detach() for name, term in terms.items()}
         for term in terms.values():

@@ -82,6 +82,9 @@ class TrainConfig:
     """Mechanisms to put into the network, such as ela or se, with arguments after a colon:
     ela:preset=tiny,where=blocks. Each stands behind the stages, or where `where` says, and starts without effect
     (start=0); `mereo mechanisms` lists them. By default none."""
+    tap: bool = False
+    """Pool the tokens of a transformer before its attention, by averages of their neighbourhoods whose reach each
+    token chooses (token-aware average pooling)."""
     img_size: ImageSize = None
     """Size that images are resized to: one side, or height x width such as 64x48; by default the network's."""
     in_chans: int | None = None
@@ -159,6 +162,16 @@ class TrainConfig:
     """Steps of gradient ascent to each adversarial example; 1 is the fastest."""
     adversarial_share: float = 0.5
     """Fraction of the images of each batch that is replaced by adversarial examples."""
+    attention_adversary: Literal["at", "iat", "vat", "ivat"] | None = None
+    """Add a second loss under the change of attention scores that raises it most: at along the gradient, iat along
+    differences of scores, vat and ivat likewise from predictions alone. It works for any network with couplings."""
+    attention_adversary_args: ModelArguments = field(default_factory=dict)
+    """Arguments of the attention adversary, as name=value: eps=1 (length of the change), lam=1 (weight of the loss),
+    layers=last or all, direction=global, row or published, norm=example or row, queries=all or cls, and for vat and
+    ivat xi=0.1 and power_iterations=1."""
+    diversify_attention: bool = False
+    """Add a loss that makes tokens attend to different tokens (attention diversification loss), of weight 1 unless
+    `--loss-weights attention_diversity=0.5` says otherwise."""
     reconstruction_weight: float = 0.0005
     """Weight of the reconstruction loss (summed squared error) for networks with a decoder."""
     loss_weights: ModelArguments = field(default_factory=dict)

@@ -6,7 +6,7 @@ studies all take plans.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -21,12 +21,13 @@ from mereo.models import ModelEntry, VisionModel, create_model, get_model_entry
 from mereo.models.registry import outline
 from mereo.runtime.device import choose_device
 from mereo.runtime.memory import available_memory, free_memory
-from mereo.surgery import insert
+from mereo.surgery import insert, tap
 from mereo.tasks import Task
 from mereo.tasks.base import task_for
 from mereo.training.config import TrainConfig
 from mereo.training.option_values import parse_insertion
 from mereo.training.order import derived_seed
+from mereo.training.regularisers import check_couplings, check_regularisers, of_the_network
 from mereo.training.start import follow_weights, pretrained_weights
 
 
@@ -68,11 +69,12 @@ class Plan:
         """The task with its options, for data of these classes."""
         return self.task(class_names, self.config.task_options)
 
-    def build_model(self, num_classes: int | None = None) -> VisionModel:
+    def build_model(self, num_classes: int | None = None, *, pooled: bool = True) -> VisionModel:
         """The network, initialised from the seed.
 
         Args:
             num_classes: of the data, if reading it gave another number than `info`.
+            pooled: False leaves out the pooling of tokens, which trained weights do not have; see `pool_tokens`.
         """
         config = self.config
         arguments = dict(self.arguments)
@@ -87,10 +89,19 @@ class Plan:
         for wanted in map(parse_insertion, config.insert):
             if not any(all(own.get(name) == value for name, value in wanted.items()) for own in there):
                 insert(model, **wanted)
-        weigh_losses(model, config.loss_weights)
+        weigh_losses(model, of_the_network(config))
+        check_couplings(model, config)
         if config.mean is not None:
             model.pretrained_cfg |= {"mean": config.mean, "std": config.std}
-        return model
+        return self.pool_tokens(model) if pooled else model
+
+    def pool_tokens(self, model: VisionModel) -> VisionModel:
+        """A network with the pooling of tokens that the configuration asks for, if it has none yet."""
+        there = any(each["name"] == tap.__name__ for each in model.config.get("surgery", ()))
+        if not self.config.tap or there:
+            return model
+        torch.manual_seed(derived_seed(self.config.seed, "tap"))
+        return cast(VisionModel, tap(model))
 
     def _check_memory(self, arguments: dict[str, Any]) -> None:
         """UsageError for a network whose weights, or a step of one image, do not fit in memory, before it is made."""
@@ -130,6 +141,7 @@ def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
             unseen=task.unseen_classes,
             options=config.layout._replace(task=task.name),
         )
+    check_regularisers(config, task)
     info.check_serves(module.input_kind)
     _check_fields(config, task, info)
     if info.task_options:
@@ -217,7 +229,7 @@ def _check_no_images(config: TrainConfig, inputs: str) -> None:
     """UsageError for settings of images, which a network of other inputs does not use."""
     unused = {
         "insert": (), "img_size": None, "in_chans": None, "mean": None, "std": None, "mixup": 0.0, "cutmix": 0.0,
-        "adversarial": 0.0,
+        "adversarial": 0.0, "tap": False,
     }  # fmt: skip
     for name, value in unused.items():
         if getattr(config, name) != value:

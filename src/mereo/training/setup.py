@@ -222,5 +222,6 @@ def _bright_margins(images: Images) -> bool:
 
 
 def _started(plan: Plan, num_classes: int | None, resumed: bool) -> tuple[VisionModel, str | None]:
-    model, weights = plan.build_model(num_classes), plan.config.weights
-    return model, None if weights is None or resumed else start_from(model, weights)
+    model, weights = plan.build_model(num_classes, pooled=False), plan.config.weights
+    start = None if weights is None or resumed else start_from(model, weights)
+    return plan.pool_tokens(model), start

@@ -54,7 +54,7 @@ def announce(config: TrainConfig | Plan, *, measure: bool = True) -> None:
         warn_of_memory(estimated)
         if plan.config.weights is not None and not plan.config.resume:
             # Weights that cannot be loaded, or do not fit, raise an error now and not after the timing.
-            start_from(plan.build_model(), plan.config.weights)
+            start_from(plan.build_model(pooled=False), plan.config.weights)
         say("timing a step ...")
 
     plan = as_plan(config)

@@ -53,6 +53,7 @@ from mereo.training.mixing import mix_step
 from mereo.training.order import derived_seed, generator, sample_epoch
 from mereo.training.plan import Plan, as_plan
 from mereo.training.provenance import compare_with_saved, describe_data, describe_environment
+from mereo.training.regularisers import regularise
 from mereo.training.report import Report, draw_curves, reading_progress, write_history
 from mereo.training.results import RunResult, still_improving
 from mereo.training.run_folder import RunFolder, claimed
@@ -175,7 +176,7 @@ class Trainer:
         if self.config.sync_batchnorm and self.processes > 1:
             share_batch_statistics(model, self.device)
         self.frozen = freeze_as_configured(model, self.config)
-        self.plain_objective = self.task.objective(model, self.config)
+        self.plain_objective = regularise(self.task.objective(model, self.config), self.config)
         optimizer = make_optimizer(self.config, parameter_groups(self.config, self.plain_objective, model))
         self.objective, self.optimizer = self.accelerator.prepare(self.plain_objective, optimizer)
         self.step_module: Any = torch.compile(self.objective) if self.config.compile else self.objective

@@ -15,6 +15,7 @@ from mereo.training.backend import arithmetic, make_optimizer, memory_format
 from mereo.training.freezing import freeze_as_configured, start_training
 from mereo.training.groups import parameter_groups
 from mereo.training.plan import Plan, training_images
+from mereo.training.regularisers import regularise
 
 MOST_BATCHES = 5
 """Batches of one size that are timed."""
@@ -41,7 +42,7 @@ class TrialStep:
         self.memory_format = memory_format(config, self.model)
         lay_out(self.model, self.memory_format)
         frozen = freeze_as_configured(self.model, config)
-        self.objective = self.task.objective(self.model, config)
+        self.objective = regularise(self.task.objective(self.model, config), config)
         start_training(self.objective, frozen)
         # Random images are as good as normalised.
         self.adversary = adversarial_training(config, lambda images: images, self._arithmetic)
