@@ -52,7 +52,11 @@ def fit(name: str, value: Any, hint: Any) -> Any:
         kinds = get_args(hint)
         if value is None and NoneType in kinds:
             return None
-        hint = Path if Path in kinds else next(kind for kind in kinds if kind is not NoneType)
+        lists = [kind for kind in kinds if get_origin(kind) in (tuple, Sequence)]
+        if lists and isinstance(value, list | tuple | set):
+            hint = lists[0]
+        else:
+            hint = Path if Path in kinds else next(kind for kind in kinds if kind is not NoneType)
     if hint is Any:
         return value
     if get_origin(hint) in (tuple, Sequence):
