@@ -22,7 +22,8 @@ from papers.common.settings import Settings
 
 RESULTS = Path(__file__).parent / "results"
 SHARES = ("accuracy", "familiar", "rotation", "translation", "scale", "occlusion", "noise", "apgd")
-FOREST = "forest.png"
+FOREST, REACH = "forest.png", 10.0
+"""The picture, and the largest difference in points that it shows."""
 Forms = Mapping[tuple[str, str], Sequence[Measured]]
 """The measurements of all seeds, by kind and control."""
 
@@ -74,16 +75,8 @@ def summarise(results: Results, data: str, picture: Path) -> dict[str, Any]:
     ]
     for title, (words, apart) in questions.items():
         if apart:
-            tables[f"{title[0].upper()}{title[1:]}? {words}, points"] = [
-                {
-                    "network": kind,
-                    "difference": 100 * d.mean,
-                    "low": 100 * d.low,
-                    "high": 100 * d.high,
-                    "clear": _clear(d),
-                }
-                for kind, d in apart.items()
-            ]
+            named = f"{title[0].upper()}{title[1:]}? {words}, points"
+            tables[named] = [_points(kind, d) for kind, d in apart.items()]
             notes.append(_sentence(title, apart))
     _draw({title: apart for title, (_, apart) in questions.items() if apart}, data, picture)
     return {"tables": tables, "notes": notes, "pictures": [picture.name] if picture.exists() else [], "data": data}
@@ -129,7 +122,7 @@ def _beside_plain(forms: Forms) -> dict[str, Difference]:
 
 
 def _points(kind: str, difference: Difference) -> dict[str, Any]:
-    numbers = {"difference %": difference.mean, "low %": difference.low, "high %": difference.high}
+    numbers = {"difference": difference.mean, "low": difference.low, "high": difference.high}
     return {"network": kind, **{name: 100 * number for name, number in numbers.items()}, "clear": _clear(difference)}
 
 
@@ -150,7 +143,7 @@ def _draw(panels: Mapping[str, Mapping[str, Difference]], data: str, path: Path)
         return
     kinds = sorted({kind for apart in panels.values() for kind in apart}, reverse=True)
     figure = new_figure(3.2 * len(panels), 1.1 + 0.24 * len(kinds))
-    figure.suptitle(f"Accuracy on {data}, differences in points with 95 % intervals", fontsize=10)
+    figure.suptitle(f"Accuracy on {data}: differences in points, 95 % intervals, cut at {REACH:g}", fontsize=10)
     for place, (axes, (title, apart)) in enumerate(
         zip(np.atleast_1d(figure.subplots(1, len(panels), sharey=True)), panels.items(), strict=True)
     ):
@@ -162,6 +155,7 @@ def _draw(panels: Mapping[str, Mapping[str, Difference]], data: str, path: Path)
                 color=colour, markersize=4, capsize=2,
             )  # fmt: skip
         axes.set_title(title, fontsize=9)
+        axes.set_xlim(-REACH, REACH)
         axes.tick_params(labelsize=8)
         axes.grid(axis="x", alpha=0.3)
         if place == 0:
