@@ -281,7 +281,7 @@ def test_compiles_to_one_graph(case: Case) -> None:
         assert difference(torch.compile(model, fullgraph=True, backend="aot_eager")(images), model(images)) < 1e-4
 
 
-@every_case
+@every_family
 def test_exports_with_a_free_batch_size(case: Case) -> None:
     model = tiny(case)
     inputs = some_images(model)

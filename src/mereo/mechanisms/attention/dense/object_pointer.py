@@ -65,5 +65,6 @@ class ObjectPointer(PointingModule):
 
     def scores(self, keys: Tensor, receivers: Tensor) -> Tensor:
         """u: keys K e + b (batch, senders, heads * dim), receivers (batch, receivers, dim)."""
-        shares = self.mix.weight.squeeze(0).repeat_interleave(self.dim) * self.dim**-0.5
-        return self.queries(receivers) * shares @ keys.mT + self.mix.bias
+        q, k = (x.unflatten(2, (self.num_heads, self.dim)).transpose(1, 2) for x in (self.queries(receivers), keys))
+        mixed: Tensor = self.mix((q * self.dim**-0.5 @ k.mT).movedim(1, 3))
+        return mixed.squeeze(3)
