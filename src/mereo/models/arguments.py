@@ -9,8 +9,9 @@ from mereo.errors import UsageError, unknown
 _LARGEST = 2**31
 _MOST = {"num_classes": 2**20, "in_chans": 2**12}
 """Largest values of arguments that determine the length of lists, such as the mean of every channel."""
-_LAYERS = ("depth", "depths", "class_depth", "blocks", "layers", "units", "gates")
-"""Arguments that are numbers of layers: each layer is built, so that a large number takes hours and not only memory."""
+_LAYERS = ("depth", "depths", "blocks", "layers", "units", "gates")
+"""Ends of the names of arguments that are numbers of layers: each layer is built, so that a large number takes hours
+and not only memory."""
 _MOST_LAYERS = 1000
 _LONGEST_LIST = 100
 _OF_TIMM = {
@@ -91,7 +92,7 @@ def check_arguments(
             _check_one(f"{argument} of {name} is {value!r}", value, default, any_length)
         if default is None:
             _check_hint(f"{argument} of {name} is {value!r}", value, hints.get(argument, Any))
-        if argument in _LAYERS and sum(_numbers_in(value)) > _MOST_LAYERS:
+        if argument.endswith(_LAYERS) and sum(_numbers_in(value)) > _MOST_LAYERS:
             raise UsageError(f"{argument} of {name} is {value!r}; at most {_MOST_LAYERS:,} layers are allowed.")
     for argument, least in (("num_classes", 0), ("in_chans", 1)):
         if not least <= arguments.get(argument, least) <= _MOST[argument]:

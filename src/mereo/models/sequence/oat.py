@@ -20,6 +20,8 @@ from mereo.models.layers import layer_depths
 from mereo.models.network import Network
 from mereo.models.registry import register_model
 
+MOST_LEVELS = 10
+"""Most levels of a pyramid; each has four times the cells of the one before."""
 PLACE = 2
 """Columns behind the pixels of a region: row and column on the shelf; below 0 for no object, or an unknown place."""
 
@@ -44,7 +46,9 @@ class CropEncoder(nn.Module):
         rows, columns = ((side - 4) // pool - 2 for side in size)
         if min(rows, columns) < (1 if levels else 3):
             raise UsageError(f"crop is {size} with pool={pool} and levels={levels}; give larger crops, or pool less.")
-        cells = sum(4**level for level in range(levels)) or (rows // 3) * (columns // 3)
+        if levels > MOST_LEVELS:
+            raise UsageError(f"levels is {levels}; at most {MOST_LEVELS} are allowed.")
+        cells = (4**levels - 1) // 3 or (rows // 3) * (columns // 3)
         self.conv1, self.conv2 = nn.Conv2d(3, 16, 5), nn.Conv2d(16, 32, 3)
         self.fc = nn.Linear(32 * cells, dim)
 
