@@ -111,13 +111,13 @@ def models(random: Random) -> Try:
 
         try:
             stated = outline(name, **given)
-            if sum(p.numel() for p in stated.parameters()) > 2 * 10**7 or max(stated.image_shape) > 64:
+            if sum(p.numel() for p in stated.parameters()) > 2 * 10**7 or max(stated.input_shape) > 64:
                 return Done(0)
             model = create_model(name, **given).eval()
         except UsageError:
             return Done(2)
         with torch.no_grad():
-            scores = model(torch.rand(2, *model.image_shape))
+            scores = model(model.example_inputs(2))
         assert scores.isfinite().all(), "not finite"
         return Done(0)
 
