@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mereo.errors import check_choice
 from mereo.layers import DecoderBlock
 from mereo.mechanisms.attention import MultiHeadAttention
 from mereo.mechanisms.scan import Aaren
@@ -229,11 +228,9 @@ def figure_of(model: Stack, name: str) -> float:
 
 def run(settings: Settings) -> dict[str, Any]:
     """The figures of both mixers on each task, their difference seed by seed, and a picture."""
-    for name in settings.variants:
-        check_choice("variants", name, TASKS)
     epochs, rows = settings.epochs or EPOCHS, []
     points: dict[str, dict[str, list[float]]] = {}
-    for name in settings.variants or tuple(TASKS):
+    for name in settings.chosen(TASKS):
         points[name] = {m: [train(m, name, seed, epochs, settings) for seed in range(settings.seeds)] for m in MIXERS}
         row: dict[str, Any] = {
             "task": name,

@@ -30,9 +30,7 @@ def run(settings: Settings) -> dict[str, Any]:
     hidden = torch.zeros(len(images), dtype=torch.bool)
     hidden[1::2] = True
     rows = []
-    for name in NAMES:
-        if settings.variants and name not in settings.variants:
-            continue
+    for name in settings.chosen(NAMES):
         found = []
         for seed in range(settings.seeds):
             torch.manual_seed(seed)

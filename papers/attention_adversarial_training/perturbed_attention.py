@@ -34,7 +34,7 @@ def run(settings: Settings) -> dict[str, Any]:
     """Accuracy, robustness, agreement and time of each variant, and how far iAT by rows is from AT."""
     images, test, classes = images_of(settings, IMAGES, TESTED)
     rows, noisy, outputs = [], {}, dict[str, Tensor]()
-    names = [name for name in NAMES if not settings.variants or name in settings.variants]
+    names = settings.chosen(NAMES)
     for name in names:
         found, curves = [], []
         for seed in range(settings.seeds):

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from mereo.errors import check_choice
 from mereo.pictures import new_figure, save_figure
 from papers.capsule_table.controls import register_controls
 from papers.capsule_table.differences import Difference, paired_difference
@@ -31,9 +30,7 @@ Forms = Mapping[tuple[str, str], Sequence[Measured]]
 def run(settings: Settings) -> dict[str, Any]:
     """Complete the table of one data set for the networks that `variants` names, or all."""
     register_controls()
-    kinds = settings.variants or KINDS
-    for kind in kinds:
-        check_choice("variants", kind, KINDS)
+    kinds = settings.chosen(KINDS)
     data = str(settings.data)
     small = settings.epochs is not None or settings.limit is not None or settings.images is not None
     folder = settings.folder if small else RESULTS

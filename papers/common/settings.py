@@ -1,8 +1,10 @@
 """The options that `mereo reproduce` passes to an experiment."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from mereo.errors import check_choice
 
 
 @dataclass(frozen=True)
@@ -29,3 +31,10 @@ class Settings:
     variants: tuple[str, ...] = ()
     images: int | None = None
     say: Callable[[str], None] = field(default=print, repr=False)
+
+    def chosen(self, names: Iterable[str]) -> list[str]:
+        """Those of an experiment's variants that `variants` names, all by default; UsageError for any other."""
+        known = list(names)
+        for name in self.variants:
+            check_choice("variants", name, known)
+        return [name for name in known if not self.variants or name in self.variants]

@@ -14,7 +14,6 @@ from mereo.data import load_splits
 from mereo.data.questions.programs import Split
 from mereo.data.questions.scenes import Questions as Set
 from mereo.data.questions.world import RULE_ROWS
-from mereo.errors import check_choice
 from mereo.inference.evaluate import evaluate
 from mereo.pictures import new_figure, save_figure
 from mereo.tasks import Questions
@@ -49,12 +48,9 @@ PICTURE = "distractors.png"
 
 def run(settings: Settings) -> dict[str, Any]:
     """Tables of accuracies by split and by operator, chance beside them, and a picture of the distractors."""
-    chosen = settings.variants or FAMILIES
-    for name in chosen:
-        check_choice("variants", name, FAMILIES)
     rows, by_operator = list[list[dict[str, Any]]](), list[dict[str, Any]]()
     curves = dict[str, dict[int, float]]()
-    for family in (name for name in FAMILIES if name in chosen):
+    for family in settings.chosen(FAMILIES):
         tested = _tested(settings, family)
         chances = {name: Questions().references(split)[CHANCE] for name, split in tested.items()}
         rows.append(_row(family, "chance", {name: [found] for name, found in chances.items()}, by_operator))

@@ -14,7 +14,6 @@ import mereo
 from mereo.data import Batch
 from mereo.data.scanpaths import BEHAVIOUR
 from mereo.data.shelves import Layout, Shelves, make_shelves, walk
-from mereo.errors import check_choice
 from mereo.inference.evaluate import evaluate
 from mereo.tasks import Scanpaths
 from mereo.tasks.scanpaths import Scanned, ScanpathsObjective, fixations_of
@@ -32,7 +31,6 @@ SCORES = ("delta", "ss", "ed", "sim", *(f"multimatch_{name}" for name in ("vecto
 
 def run(settings: Settings) -> dict[str, Any]:
     """Tables of behaviours, of scores and of new layouts, and a picture of scanpaths over shelves."""
-    versions = settings.variants or tuple(VERSIONS)
     device, rows, farther = settings.device or "cpu", list[dict[str, Any]](), list[dict[str, Any]]()
     count = settings.images or TESTED
     tests = {name: make_shelves(layout, count, 1000).to(device) for name, layout in LAYOUTS.items()}
@@ -44,8 +42,7 @@ def run(settings: Settings) -> dict[str, Any]:
             rows.append({"network": "random objects", **_random(test)})
             rows.append(again)
     pictures = list[str]()
-    for version in versions:
-        check_choice("variants", version, VERSIONS)
+    for version in settings.chosen(VERSIONS):
         for seed in range(settings.seeds):
             settings.say(f"{version}, seed {seed}")
             model = trained(settings, version, seed, device)

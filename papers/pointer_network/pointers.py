@@ -9,7 +9,6 @@ from typing import Any
 from mereo.data.pointing import length_of, shortest_tours
 from mereo.data.points import PointSets, Range, make_sets
 from mereo.data.sets import convex_hull, delaunay, tours
-from mereo.errors import check_choice
 from mereo.inference.evaluate import evaluate
 from mereo.pictures import new_figure, save_figure
 from mereo.tasks import Pointers
@@ -30,9 +29,7 @@ HULLS, TOURS = "hulls.png", "tours.png"
 
 def run(settings: Settings) -> dict[str, Any]:
     """Tables of hulls, tours and triangles by numbers of points, and pictures of the first two."""
-    parts = settings.variants or PARTS
-    for part in parts:
-        check_choice("variants", part, PARTS)
+    parts = settings.chosen(PARTS)
     made: dict[str, Any] = {"tables": {}, "notes": [], "pictures": []}
     for part, work in zip(PARTS, (_hulls, _tours, _triangles), strict=True):
         if part in parts:

@@ -113,9 +113,8 @@ def run(settings: Settings) -> dict[str, Any]:
     images, classes = splits.train, len(splits.class_names)
     test = splits.test.batch(torch.arange(min(settings.images or TESTED, len(splits.test))))
     rows: list[dict[str, Any]] = []
-    for name, (_, diverse) in VARIANTS.items():
-        if settings.variants and name not in settings.variants:
-            continue
+    for name in settings.chosen(VARIANTS):
+        _, diverse = VARIANTS[name]
         found = []
         for seed in range(settings.seeds):
             torch.manual_seed(seed)

@@ -7,6 +7,7 @@ import pytest
 
 from mereo.cli.comparison_options import ReproduceOptions
 from mereo.cli.main import main
+from mereo.errors import UsageError
 from papers.common.settings import Settings
 from papers.listing import EXPERIMENTS, STUDIES
 from papers.reproduce import STUDY_OPTIONS, show_experiment
@@ -82,3 +83,12 @@ def test_what_experiments_heed_can_be_given():
     for name, experiment in EXPERIMENTS.items():
         assert experiment.uses <= Settings.__dataclass_fields__.keys() & {*STUDY_OPTIONS, "images"} & options, name
         assert (experiment.data is not None) == ("data" in experiment.uses), name
+
+
+def test_variants_are_chosen_in_the_order_of_the_experiment_and_others_are_refused(tmp_path):
+    names = ("none", "at", "vat")
+    assert Settings(tmp_path).chosen(names) == [*names]
+    assert Settings(tmp_path, variants=("vat", "none")).chosen(names) == ["none", "vat"]
+    with pytest.raises(UsageError) as refused:
+        Settings(tmp_path, variants=("vta",)).chosen(names)
+    assert "'vta'" in str(refused.value) and "variants" in str(refused.value)

@@ -96,6 +96,14 @@ def _show(predictions: "Predictions", options: PredictOptions) -> None:
         say(f"written: {more} more in {predictions.written[0].parent}", file=sys.stderr)
 
 
+def _unless_json(predictions: list[dict[str, Any]], options: PredictOptions, source: Path) -> list[dict[str, Any]]:
+    """The predictions, to print a line of each; none where `--json` asks for all of them as one text, printed here."""
+    if not options.json:
+        return predictions
+    say(json.dumps({"weights": str(source), "predictions": predictions}, indent=2))
+    return []
+
+
 def _recall(model: Any, options: PredictOptions, paths: Sequence[Path], source: Path) -> None:
     """Print the answer to the last token of each sequence of numbers, and draw the sequences."""
     import torch
@@ -123,10 +131,7 @@ def _recall(model: Any, options: PredictOptions, paths: Sequence[Path], source: 
         labels[0, -1] = answer
         draw_recall(Batch(tokens=tokens, labels=labels), None, out / f"{Path(name).stem}.png")
         say(f"written: {out / f'{Path(name).stem}.png'}", file=sys.stderr)
-    if options.json:
-        say(json.dumps({"weights": str(source), "predictions": predictions}, indent=2))
-        return
-    for each in predictions:
+    for each in _unless_json(predictions, options, source):
         say(f"{each['path']}: {each['asked']} -> {each['answer']} ({100 * each['probability']:.1f} %)")
 
 
@@ -152,10 +157,7 @@ def _questions(model: Any, options: PredictOptions, paths: Sequence[Path], sourc
         predictions += [{"path": name, **answer} for answer in answers]
         task.draw(model, batch, batch, picture)
         say(f"written: {picture}", file=sys.stderr)
-    if options.json:
-        say(json.dumps({"weights": str(source), "predictions": predictions}, indent=2))
-        return
-    for each in predictions:
+    for each in _unless_json(predictions, options, source):
         share = 100 * each["scores"][each["answer"]]
         say(f"{each['path']}: {each['question']} -> {each['answer']} ({share:.1f} %); it is {each['true']}")
 
@@ -187,10 +189,7 @@ def _pictures(model: Any, options: PredictOptions, paths: Sequence[Path], source
             {"path": name, "prompt": prompt, "glyphs": glyphs, "right": shown(prompt, kinds)[2]}
             for prompt, kinds, glyphs in found
         ]
-    if options.json:
-        say(json.dumps({"weights": str(source), "predictions": predictions}, indent=2))
-        return
-    for each in predictions:
+    for each in _unless_json(predictions, options, source):
         glyphs = ", ".join(f"{glyph} {quarter}" for quarter, glyph in each["glyphs"].items()) or "no glyph"
         say(f"{each['prompt']}: {glyphs} ({'as asked' if each['right'] else 'not as asked'})")
 
@@ -222,10 +221,7 @@ def _captions(model: Any, options: PredictOptions, paths: Sequence[Path], source
         say(f"written: {picture}", file=sys.stderr)
         about = {} if name != "prompt" else {"true": task.titles(batch)[0]}
         predictions += [{"path": name, **each, **about} for each in task.predict(tokens)]
-    if options.json:
-        say(json.dumps({"weights": str(source), "predictions": predictions}, indent=2))
-        return
-    for each in predictions:
+    for each in _unless_json(predictions, options, source):
         say(f"{each['path']}: {each['caption']}" + (f"; it shows {each['true']}" if "true" in each else ""))
 
 
@@ -241,10 +237,7 @@ def _continue(model: Any, options: PredictOptions, paths: Sequence[Path], source
         added = continue_text(model, prompt, options.length, temperature=options.temperature, seed=options.seed)
         texts = {"text": prompt.decode(errors="replace"), "continuation": added.decode(errors="replace")}
         predictions.append({"path": name, **texts})
-    if options.json:
-        say(json.dumps({"weights": str(source), "predictions": predictions}, indent=2))
-        return
-    for prediction in predictions:
+    for prediction in _unless_json(predictions, options, source):
         if len(predictions) > 1:
             say(f"{prediction['path']}:")
         whole = (prediction["text"] + prediction["continuation"]).expandtabs()
