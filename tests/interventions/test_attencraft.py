@@ -108,16 +108,6 @@ def test_masks_may_be_replaced_by_similar_ones() -> None:
         structural_similarity(labels[:6], labels[:6])
 
 
-@pytest.fixture(scope="module")
-def drawer() -> TinyDiff:
-    torch.manual_seed(0)
-    model: Any = mereo.create_model("tinydiff", dim=16, depth=2, text_depth=1, num_heads=2, steps=2).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
-
-
 def test_maps_are_means_of_recorded_couplings_and_gradients_reach_keys_and_words(drawer: TinyDiff) -> None:
     prompts, noisy, time = encode(["a red square and a blue star"] * 2), torch.randn(2, 3, 32, 32), torch.rand(2)
     plain = drawer(prompts, noisy, time)

@@ -146,16 +146,6 @@ def test_masks_from_attention() -> None:
 PROMPTS = ("a red square", "a blue star", "a red square and a blue star")
 
 
-@pytest.fixture(scope="module")
-def drawer() -> TinyDiff:
-    torch.manual_seed(0)
-    model: Any = mereo.create_model("tinydiff", dim=16, depth=2, text_depth=1, num_heads=2, steps=2).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
-
-
 def test_targets_change_references_do_not_and_everything_is_undone(drawer: TinyDiff) -> None:
     plain = drawer.draw(PROMPTS)
     noise = torch.randn(6, 3, 32, 32)
