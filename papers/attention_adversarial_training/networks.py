@@ -132,7 +132,7 @@ def step_times(losses: Mapping[str, Callable[[], Tensor]], rounds: int) -> dict[
 
 
 def accuracy(scores: Tensor, labels: Tensor) -> float:
-    """Percent of images whose highest score is that of their class."""
+    """Percent of images whose own class has the highest score."""
     return 100 * (scores.argmax(1) == labels).double().mean().item()
 
 

@@ -33,7 +33,7 @@ class Settings:
     say: Callable[[str], None] = field(default=print, repr=False)
 
     def chosen(self, names: Iterable[str]) -> list[str]:
-        """Those of an experiment's variants that `variants` names, all by default; UsageError for any other."""
+        """The variants of an experiment that `variants` names, by default all; UsageError for an unknown name."""
         known = list(names)
         for name in self.variants:
             check_choice("variants", name, known)

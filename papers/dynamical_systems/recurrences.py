@@ -139,7 +139,7 @@ def run(settings: Settings) -> dict[str, Any]:
     return {
         "tables": {**tables, "Largest difference between a mixer and its recurrence": errors},
         "notes": [
-            "A value of the sequence taken at random is right in one of as many cases as it has pairs.",
+            "A value taken from the sequence at random is right once in as many draws as there are pairs.",
             f"The states of the last mixers do not depend on n; softmax attention by features of degree {DEGREE}.",
         ],
         "pictures": [PICTURE],

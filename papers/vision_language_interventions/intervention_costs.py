@@ -1,4 +1,4 @@
-"""Processor time of a prompt and of a generated token under each intervention, by that of the plain decoder."""
+"""Processor time of a prompt and of a generated token under each intervention, divided by the plain decoder's."""
 
 import time
 from collections.abc import Callable

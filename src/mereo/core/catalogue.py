@@ -298,7 +298,7 @@ def list_mechanisms(pattern: str = "*", family: str | None = None, *, interface:
     """Names of the mechanisms that match a shell-style pattern, sorted.
 
     Args:
-        family: only those of this family.
+        family: only mechanisms of this family.
         interface: only those that fill this slot, one of `INTERFACES`.
     """
     if family is not None:

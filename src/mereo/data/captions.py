@@ -1,6 +1,6 @@
 """Scenes of 4 x 4 cells that hold classes in pairs, their captions and questions about them, as rows of a table.
 
-Source: ours, the smallest whole of arXiv:2503.03321; questions are those of POPE, arXiv:2305.10355.
+Source: ours, the smallest whole of arXiv:2503.03321; questions as in POPE, arXiv:2305.10355.
 """
 
 from functools import cached_property
@@ -128,7 +128,7 @@ def ask(scenes: Scenes, asked: Tensor, filler: int = 0) -> tuple[Tensor, Tensor]
 
 
 def questions(present: Tensor, negatives: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Questions about every class that is there and as many that are not: the scene and the class of each.
+    """Questions about every class that is there, and about equally many that are not: the scene and the class of each.
 
     Args:
         negatives: "random" classes, or "adversarial": the absent partners of classes that are there come first.

@@ -162,7 +162,7 @@ def seconds_to_read(info: DatasetInfo, size: tuple[int, int], channels: int, lim
     if info.layout is None:
         return 0.0
     split = info.layout.splits["train"]
-    # Parts of the images, evenly spread; the least time counts, because others are those of other programs too.
+    # Parts of the images, evenly spread; the least time counts, because longer ones include the work of other programs.
     every, fastest, end = -(-len(split) // _TIMED), math.inf, monotonic() + limit
     for first in range(every):
         sample = split.take(torch.arange(first, len(split), every))

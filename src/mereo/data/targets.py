@@ -185,7 +185,7 @@ def find_targets(
 
 
 def _separated(path: Path, free: Mapping[str, Counter[str]], cells: Cells, task: str | None) -> str | None:
-    """The column whose cells hold several labels; None where there is none, and where another one may hold classes."""
+    """The column whose cells hold several labels, or None if no column does or another may hold classes."""
     if task == "classification":
         return None
     listed = [name for name, values in free.items() if _separator(values, forced=False) is not None]

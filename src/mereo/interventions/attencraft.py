@@ -78,7 +78,7 @@ class AttentionMaps:
         """The alignment loss of words with masks, (); see `attention_alignment_loss`.
 
         Args:
-            tokens: a word for each mask, by default those of the concepts and the background.
+            tokens: a word for each mask, by default the concepts and the background.
         """
         tokens = [*self.concept_tokens, self.background_token] if tokens is None else tokens
         return attention_alignment_loss(min_max(self.columns(tokens, sample)), masks, temperature, weight)
@@ -102,7 +102,7 @@ def attencraft(
         layers: names of the layers that are watched; all by default.
         detach_first: whether key and value of the first word get no gradient in cross-attention.
 
-    Shapes: as for the model; the maps are those of the whole batch, of which `masks` and `loss` take one sample, the
+    Shapes: as for the model; the maps are of the whole batch, of which `masks` and `loss` take one sample, the
         last by default.
 
     Raises:

@@ -92,7 +92,7 @@ class Reading:
         self.step += self.image
 
     def begins(self, receivers: int, senders: int) -> bool:
-        """Whether a call over so many tokens reads a prompt from its start, whose length is then kept."""
+        """Whether a call with this number of tokens reads a prompt from its start; its length is then kept."""
         if receivers == senders and (not self.prompt or senders <= self.prompt):
             self.prompt = senders
             return True

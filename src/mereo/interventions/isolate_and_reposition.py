@@ -2,7 +2,7 @@
 
 Source: arXiv:2411.19261 (IR-Diffusion), the mutual text of arXiv:2407.12899, and the authors' public code.
 Cost: a mask in the self-attention of targets, and the moved tokens of the references as further keys of one half of the
-layers; the projections of the references are those of their own pass.
+layers; keys and values of the references come from their own pass.
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,7 +59,7 @@ class _Pictures:
     def repeated(self, keys: Tensor, halves: int, biased: tuple[bool, float], read: bool) -> tuple[Plan, Tensor]:
         """The plan for all halves of guidance and the bias of scores, in a layer with or without references.
 
-        The bias is that of targets, (halves P, 1, N, N + K); without references, K = 0, of the whole batch.
+        The bias is made for targets, (halves P, 1, N, N + K); without references, K = 0, of the whole batch.
         """
         cells, device = keys.shape[2], keys.device
         key = (cells, halves, read, keys.dtype)
@@ -107,7 +107,7 @@ def isolate_and_reposition(
 ) -> Iterator[None]:
     """Keep subjects of a picture from reading each other, and let each read its reference where it stands itself.
 
-    In self-attention of a target: cells of one subject do not read those of another (isolation); in `reference_layers`
+    In self-attention of a target: cells of one subject do not read cells of another (isolation); in `reference_layers`
     cells of subject m also read the tokens of reference m inside its mask, moved and resized to the box of the
     subject before positions are applied (reposition). References read themselves only.
 
@@ -134,7 +134,7 @@ def isolate_and_reposition(
         UsageError: for layers that do not exist, and masks of another form; inside the block, for batches and grids
             that do not fit the masks.
 
-    Deviates: boxes are those of the masks before elements are dropped; boxes of one row or column are supported.
+    Deviates: boxes are taken from the masks before elements are dropped; boxes of one row or column are supported.
 
     Reference: arXiv:2411.19261; the equations are at `multi_reference_attention`.
     """

@@ -136,7 +136,7 @@ def paint(
 
     z_j <- z_j + alpha g_h |z_j| for local j,   z_j + beta g_h |z_j| for summary j
 
-    The rows that are changed are the last one of the prompt and those of what was generated, with a cache or without.
+    Changed are the last row of the prompt and the rows of generated tokens, with a cache or without.
 
     Args:
         model: a decoder; see `redistribute_visual_attention`.
@@ -162,7 +162,9 @@ def paint(
     reading = Reading(model, visual)
     counts = reading.visual.sum(1)
     if int(counts.min()) != int(counts.max()):
-        raise UsageError(f"visual marks {int(counts.min())} to {int(counts.max())} tokens; samples must have as many.")
+        raise UsageError(
+            f"visual marks {int(counts.min())} to {int(counts.max())} tokens; mark equally many in each sample."
+        )
     count = int(counts[0])
     given = {name: _masks(name, mask, count) for name, mask in (("local", local), ("summary", summary))}
     if head_gain is not None and (head_gain.dim() != 2 or len(head_gain) != len(every)):

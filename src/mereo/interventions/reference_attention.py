@@ -32,7 +32,7 @@ def subject_labels(target_masks: Tensor) -> Tensor:
 
 
 def may_read(labels: Tensor) -> Tensor:
-    """Which cells read which: all but those of two different subjects. int64 (..., N) -> bool (..., N, N)."""
+    """Which cells read which: all pairs but cells of two different subjects. int64 (..., N) -> bool (..., N, N)."""
     queries, keys = labels.unsqueeze(-1), labels.unsqueeze(-2)
     return (queries == keys) | (queries == 0) | (keys == 0)
 
@@ -184,7 +184,7 @@ def multi_reference_attention(
         h_ref, h_t: tokens of references and target.
         w_k, w_v: weights, as of a linear layer.
         target_masks, ref_masks: where subject m stands in the target, and in its reference.
-        isolate: forbid cells of a subject to read those of another.
+        isolate: forbid cells of a subject to read cells of another.
         reposition: read references in the place and size of their subject; else where they stand.
         ref_bias: added to the scores of reference tokens.
         mask_dropout: probability with which an element of a mask is dropped.

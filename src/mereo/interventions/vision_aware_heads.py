@@ -31,7 +31,7 @@ def outlying(vhd: Tensor, text: Tensor) -> Tensor:
     Args:
         text: TA = ||A(without)||^2.
 
-    Shapes: (..., heads) twice -> bool (..., heads). The deviation is that of the population.
+    Shapes: (..., heads) twice -> bool (..., heads). The deviation divides by the number of heads, not by one less.
     """
     limits = (each.mean(-1, keepdim=True) + each.std(-1, correction=0, keepdim=True) for each in (vhd, text))
     first, second = limits
@@ -61,7 +61,7 @@ class VisionAwareHeads:
         model: a decoder.
         alpha: factor of the chosen heads.
         layers: numbers of the layers with gates.
-        without: from the arguments of a call to those of the same call without the image.
+        without: turns the arguments of a call into the arguments of the same call without the image.
         drop_outliers: whether heads of `outlying` are left out.
 
     Attributes:

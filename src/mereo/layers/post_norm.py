@@ -41,7 +41,7 @@ class PostNormDecoderBlock(nn.Module):
 
     y = norm1(x + drop(attention(x))),   z = norm2(y + drop(cross(y, context))),   out = norm3(z + drop(mlp(z)))
 
-    The paths of a sample share its context. Tokens before those of a call are known by their keys and values.
+    The paths of a sample share its context. Earlier tokens are known by their cached keys and values.
 
     Args:
         dim, num_heads, hidden_dim, dropout: as for the encoder's block.

@@ -68,7 +68,7 @@ class ModelEntry:
         interpolation: how images are resized: one of INTERPOLATIONS.
         crop_pct: share of the resized image that the crop keeps.
         crop_mode: one of CROP_MODES.
-        rate: usual peak rate where it is not that of all networks of the class.
+        rate: usual peak rate, where the preset needs another than its class.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Token-aware average pooling before the attention of a trained or new transformer.
 
 Source: Guo, Stutz, Schiele 2023, arXiv:2303.11126.
-Cost: that of `TokenAwarePooling` in each block.
+Cost: one `TokenAwarePooling` in each block.
 """
 
 from copy import deepcopy

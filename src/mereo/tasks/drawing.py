@@ -1,6 +1,6 @@
 """Drawing: a picture of what a prompt says, judged glyph by glyph.
 
-Source: ours; the loss is that of velocities, Salimans, Ho 2022, arXiv:2202.00512.
+Source: ours; the loss of velocities is from Salimans, Ho 2022, arXiv:2202.00512.
 """
 
 import textwrap
@@ -88,7 +88,7 @@ class DrawingObjective(Objective):
         return F.mse_loss(found.float(), a * noise - s * images) + JUDGE_WEIGHT * self.loss(drawn, batch), drawn
 
     def loss(self, outputs: Drawn, batch: Batch) -> Tensor:
-        """The cross-entropy of the judge: how far glyphs are from those of the true image, in its quarters."""
+        """The cross-entropy of the judge: how far the drawn glyphs are from the true ones, quarter by quarter."""
         kinds = batch.labels.where(batch.labels >= 0, KINDS)
         return F.cross_entropy(outputs.scores.float().flatten(0, 1), kinds.flatten())
 

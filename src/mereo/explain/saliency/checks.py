@@ -153,7 +153,7 @@ class SaliencyChecks(NamedTuple):
     Attributes:
         randomised: correlation with the maps of shuffled weights.
         sensitivity: correlation of the maps for the most and the least probable class; None without classes.
-        deletion, insertion: area under the curve, minus that of the same map at a wrong place, moved around the image
+        deletion, insertion: area under the curve, minus the same area for the map moved to a wrong place
             by a quarter of its sides at least: single random pixels would be noise that no network was trained on.
         constant: maps without variance, which count in no correlation.
     """

@@ -40,7 +40,7 @@ def usable(model: VisionModel, images: Tensor) -> tuple[VisionModel, Tensor]:
 
 
 def layer_names(model: VisionModel, layers: Layers) -> list[str]:
-    """The modules of layers: those of the network's stages for numbers, and all stages for None."""
+    """The modules of `layers`: numbers count the stages of the network, None takes all stages."""
     stages = [str(info["module"]) for info in model.feature_info]
     if isinstance(layers, str | int) or (layers is not None and not layers):
         raise UsageError(f"layers is {layers!r}; give a list of numbers of stages or of names of modules.")
@@ -55,7 +55,7 @@ def layer_names(model: VisionModel, layers: Layers) -> list[str]:
         elif layer == INPUT or (layer and layer in known):
             names.append(layer)
         else:
-            some = ", ".join(stages[:4]) or "those of model.named_modules()"
+            some = ", ".join(stages[:4]) or "names from model.named_modules()"
             raise UsageError(
                 f"layers has {layer!r}, which is no module of {type(model).__name__}; the stages are {some}."
             )

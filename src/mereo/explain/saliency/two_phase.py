@@ -45,7 +45,7 @@ def aggregate(x: Tensor, g: Tensor, phase1: Phase1, phase2: Phase2, real: nn.Con
     A layer of that kind with the weights of the identity is thought to stand behind the activation x; u is a place:
 
     scaling: x_u * g_u     bias: g_u     conv1x1: g_u x_u^T     conv3x3: g_u patch_u(x)^T, zeros around the map
-    conv3x3_depthwise: g_cu patch_cu(x) for each channel c      real: that of a convolution of the network
+    conv3x3_depthwise: g_cu patch_cu(x) for each channel c      real: a convolution of the network
 
     then the sum of these numbers, their Euclidean norm, the norm of the positive ones, the largest, or the largest
     modulus.

@@ -2,7 +2,7 @@
 
 `mereo.dual_cross_attention` puts it behind a network.
 
-Source: Zhu, Ke, Li, Liu, Tian, Shan 2022, arXiv:2205.02151, section 3.2; the rollout is that of arXiv:2005.00928.
+Source: Zhu, Ke, Li, Liu, Tian, Shan 2022, arXiv:2205.02151, section 3.2; the rollout is from arXiv:2005.00928.
 Cost: keys and values of N tokens, 2 N D^2 multiplications, and a block on n of them, 10 n D^2 + 2 n N D; the rollout
 N^2 a layer.
 """

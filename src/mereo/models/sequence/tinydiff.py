@@ -267,7 +267,7 @@ class TinyDiff(Network):
         return self.norm(cells) * (1 + condition[:, 6:7]) + condition[:, 7:8]
 
     def velocity(self, noisy: Tensor, time: Tensor, words: Tensor, mask: Tensor) -> Tensor:
-        """The velocity, (batch, 3, canvas, canvas); the arguments are those of `cells`."""
+        """The velocity, (batch, 3, canvas, canvas); takes the arguments of `cells`."""
         size = self.patch_size
         pixels = self.head(self.cells(noisy, time, words, mask)).unflatten(2, (3, size, size))
         whole = pixels.unflatten(1, (self.side, self.side)).permute(0, 3, 1, 4, 2, 5)
