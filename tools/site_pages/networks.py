@@ -3,6 +3,7 @@
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -33,10 +34,11 @@ def families() -> dict[str, list[ModelEntry]]:
     return by_file
 
 
-def build(entry: ModelEntry) -> VisionModel:
-    """The network without numbers in it: shapes alone, so that counting is quick."""
+@cache
+def build(name: str) -> VisionModel:
+    """The network of a preset without numbers in it: shapes alone, made once, so that counting is quick."""
     with torch.device("meta"):
-        return mereo.create_model(entry.name)
+        return mereo.create_model(name)
 
 
 def count(module: torch.nn.Module | None) -> int:
@@ -46,7 +48,7 @@ def count(module: torch.nn.Module | None) -> int:
 
 def row(entry: ModelEntry) -> list[str]:
     """The facts of one preset, in the order of ROW."""
-    model = build(entry)
+    model = build(entry.name)
     decoder = count(getattr(model, "decoder", None))
     counted = f"{count(model) - decoder:,}" + (f" + {decoder:,} of the decoder" if decoder else "")
     cfg = entry.pretrained_cfg(entry.defaults)
@@ -58,7 +60,7 @@ def row(entry: ModelEntry) -> list[str]:
 
 def used_mechanisms(entry: ModelEntry) -> list[str]:
     """The mechanisms that a network is made of."""
-    kinds = {type(module) for module in build(entry).modules()}
+    kinds = {type(module) for module in build(entry.name).modules()}
     return [name for name, each in sorted(MECHANISMS.items()) if each.target in kinds]
 
 
