@@ -18,13 +18,14 @@ COMPILED = {
     and CHECKS["compiles_to_one_graph"].applies(entry)
 }
 """One of each of these families, since the default backend takes some twenty seconds for a mechanism."""
+SLOW = ("compiles_to_one_graph", "exports_with_a_free_batch_size")
 every_mechanism = pytest.mark.parametrize("entry", [pytest.param(entry, id=name) for name, entry in ENTRIES])
 
 
 @pytest.mark.parametrize(
     ("check", "entry"),
     [
-        pytest.param(check, entry, id=f"{check.name}-{name}")
+        pytest.param(check, entry, id=f"{check.name}-{name}", marks=[pytest.mark.long] * (check.name in SLOW))
         for check in CHECKS.values()
         for name, entry in ENTRIES
         if check.applies(entry)
