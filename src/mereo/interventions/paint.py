@@ -162,9 +162,7 @@ def paint(
     reading = Reading(model, visual)
     counts = reading.visual.sum(1)
     if int(counts.min()) != int(counts.max()):
-        raise UsageError(
-            f"visual marks {int(counts.min())} to {int(counts.max())} tokens; mark equally many in each sample."
-        )
+        raise UsageError(f"visual marks {int(counts.min())} to {int(counts.max())} tokens, and must mark equally many.")
     count = int(counts[0])
     given = {name: _masks(name, mask, count) for name, mask in (("local", local), ("summary", summary))}
     if head_gain is not None and (head_gain.dim() != 2 or len(head_gain) != len(every)):
