@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PINS ?= --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install pins test test-fast test-all test-newest test-oracles lint types imports docs docs-serve tutorials figures format freeze digits counts clean
+.PHONY: help demo install pins test test-all test-newest test-oracles lint types imports docs docs-serve tutorials figures format freeze digits counts clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -41,13 +41,10 @@ pins: $(VENV)/.dev  ## resolve constraints.txt again, for every system and Pytho
 demo: $(VENV)/.base  ## train on 1,797 digits, evaluate, and draw an explanation (about two minutes)
 	$(BIN)/mereo demo
 
-test: $(VENV)/.dev lint types imports docs  ## style, types, layering, documentation, tests (ten to twenty minutes)
+test: $(VENV)/.dev lint types imports docs  ## style, types, layering, documentation, and the tests of a few seconds (about ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -m "not long" $(TESTS)
 
-test-fast: $(VENV)/.dev  ## the tests without the slow ones
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow and not long" $(TESTS)
-
-test-all: test  ## also long tests and TRIES random hostile inputs; CI runs it with TRIES=1000
+test-all: test  ## also long tests and TRIES random hostile inputs (forty minutes); CI runs it with TRIES=1000
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -m long $(TESTS)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/try_hostile.py --tries $(TRIES)
 

@@ -108,6 +108,7 @@ def test_an_entry_without_a_name_is_kept():
     assert shown.endswith("- mean (batch, pose).\n- `sigma`: its spread.\n")
 
 
+@pytest.mark.long
 def test_no_word_of_any_docstring_is_lost():
     for path in Path(mereo.__path__[0]).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

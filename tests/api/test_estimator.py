@@ -37,7 +37,7 @@ def fitted(digits):
     return ImageClassifier(**SMALL).fit(images, np.array(list("abcdefghij"))[labels])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_learns_and_its_parts_agree(digits):
     images, labels = digits
     classifier = ImageClassifier(epochs=8, batch_size=16, lr=3e-3, model_args={"channels": [8, 16, 32]}, device="cpu")
@@ -55,6 +55,7 @@ def test_it_learns_and_its_parts_agree(digits):
     assert classifier.score(images[240:], labels[240:], weights) == float(predicted[0] == labels[240])
 
 
+@pytest.mark.long
 def test_labels_keep_their_type_and_images_any_form(fitted, digits):
     images, labels = digits
     assert fitted.classes_.tolist() == list("abcdefghij") and fitted.predict(images[:5]).dtype.kind == "U"
@@ -184,7 +185,7 @@ def test_features_are_what_the_last_layer_reads(fitted, digits):
     np.testing.assert_array_equal(fitted.classes_[scores.argmax(1)], fitted.predict(digits[0][:5]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_cross_validation_and_grid_search(digits):
     images, labels = digits[0][:80], digits[1][:80]
     classifier = ImageClassifier(**SMALL).set_params(epochs=1)
@@ -197,6 +198,7 @@ def test_cross_validation_and_grid_search(digits):
     assert chain.predict(images).shape == (80,) and chain[0].transform(images).shape[1] == chain[0].model_.num_features
 
 
+@pytest.mark.long
 def test_scikit_learn_is_imported_with_the_classifier_only(python):
     code = """
     import sys
@@ -253,7 +255,6 @@ def run_check(check, estimator):
         check(estimator)
 
 
-@pytest.mark.slow
 def test_quick_checks_of_scikit_learn():
     passed = set()
     for estimator, check in sklearn_checks():

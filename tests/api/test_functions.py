@@ -44,7 +44,6 @@ def scores_of(predictions):
     return [dict(zip(item.classes, item.scores, strict=True)) for item in predictions]
 
 
-@pytest.mark.slow
 def test_a_training_is_that_of_the_command(run, tmp_path):
     words = ["--data", "digits", "--limit", "256", "--batch-size", "32", "--epochs", "1", "--device", "cpu"]
     assert main(["train", *words, "--no-tensorboard", "--model-args", "channels=[4,8,8]", "--name", "same"]) == 0
@@ -87,7 +86,7 @@ def test_an_option_of_the_command_is_an_argument_with_the_same_default(function,
     assert {name: arguments[name].default for name in shared} == {name: defaults[name] for name in shared}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_configuration_or_a_plan_with_other_values(run, capsys):
     config = TrainConfig.from_yaml(run.folder.config).replace(output="runs", name="plan")
     assert mereo.train(make_plan(config), quiet=True).results["test_best"] == run.results["test_best"]
@@ -158,7 +157,7 @@ def test_names_of_files_are_escaped_in_html(run, photo):
     assert "<script>" not in html and "&lt;script&gt;" in html
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_evaluation_is_that_of_the_command(run):
     evaluation = mereo.evaluate(run, limit=50, quiet=True)
     assert main(["evaluate", str(run.folder.path), "--limit", "50", "--out", "report"]) == 0
@@ -172,6 +171,7 @@ def test_an_evaluation_is_that_of_the_command(run):
     assert len(both.models) == 2 and (both.folder / "report.md").exists()
 
 
+@pytest.mark.long
 def test_an_evaluation_over_views_is_that_of_the_command_and_of_a_loop(run, capsys):
     words = [str(run.folder.path), "--tta", "--limit", "50", "--no-couplings", "--out", "report"]
     assert main(["evaluate", *words]) == 0
@@ -214,6 +214,7 @@ def test_an_evaluation_of_arrays(run):
         assert mereo.evaluate(run, data=data, quiet=True).accuracy == pytest.approx(expected)
 
 
+@pytest.mark.long
 def test_an_explanation_is_a_picture_and_a_table(run, photo):
     explanation = mereo.explain(run, [photo, photo], classes=["3", 4])
     assert explanation.classes == ["3", "4"] and explanation.scores.shape == (2, 10)
@@ -224,6 +225,7 @@ def test_an_explanation_is_a_picture_and_a_table(run, photo):
     assert str(explanation).splitlines()[0].split() == ["image", "class", "score"]
 
 
+@pytest.mark.long
 def test_files_of_an_explanation(run, photo):
     with pytest.raises(mereo.UsageError, match="give out"):
         mereo.explain(run, photo, only=["page"])
@@ -239,7 +241,6 @@ def test_explain_is_a_function_and_a_package():
     assert list(inspect.signature(mereo.explain).parameters)[:2] == ["model", "images"]
 
 
-@pytest.mark.slow
 def test_training_on_arrays(photo):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (40, 12, 10, 3), dtype=np.uint8)
@@ -254,7 +255,6 @@ def test_training_on_arrays(photo):
     assert mereo.evaluate(trained, data=(images, labels), quiet=True).title == "arrays, 40 test images"
 
 
-@pytest.mark.slow
 def test_training_on_arrays_with_masks():
     images = np.random.default_rng(0).integers(0, 200, (30, 8, 8, 3), dtype=np.uint8)
     masks = (images[..., 0] > 100).astype(np.int64) + 2 * (images[..., 1] > 150)
@@ -341,7 +341,7 @@ def test_models_without_scores_or_for_tokens_are_refused(photo):
             mereo.predict(model, photo)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rooms_are_attributes_and_import_nothing_before_they_are_used(python):
     code = "import sys, mereo; assert 'torch' not in sys.modules; mereo.measure.attacks; mereo.explain.observe"
     subprocess.run([python, "-c", code], check=True)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import mereo
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # what these libraries warn of is theirs
+pytestmark = pytest.mark.filterwarnings("ignore")  # what these libraries warn of is theirs
 
 
 class Images(Dataset[dict[str, Any]]):

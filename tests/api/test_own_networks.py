@@ -94,7 +94,7 @@ def test_explanations_of_networks_of_torchvision(name: str, pictures: Data) -> N
     assert explained.picture().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_copy_is_trained_saved_and_loaded(name: str, pictures: Data, tmp_path: Path) -> None:
     network = made(name)

@@ -35,7 +35,7 @@ def blocks_of(page):
     return re.findall(r"^```(python|sh)\n(.*?)^```", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_the_first_ten_minutes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -73,7 +73,7 @@ def test_the_python_of_other_pages_runs(page, capsys):
     assert capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("page", [commands.INTRODUCTION, data.DATA, data.TASK])
 def test_the_python_of_pages_made_from_the_code_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -25,7 +25,7 @@ if importlib.util.find_spec("gradio") is None:
     pytest.skip("the page needs Gradio", allow_module_level=True)
 httpx = pytest.importorskip("httpx")
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")

@@ -40,6 +40,7 @@ def peak():
     return measure
 
 
+@pytest.mark.long
 def test_a_known_amount_is_measured(peak):
     found = peak()
     assert not found.failure and found.allocator is None
@@ -49,12 +50,14 @@ def test_a_known_amount_is_measured(peak):
         assert found.resident is not None
 
 
+@pytest.mark.long
 @pytest.mark.skipif(status("VmData") is None, reason="the system limits no memory")
 def test_exceeding_a_limit_is_reported(peak):
     found = peak(limit=32 * MIB)
     assert found.resident is None and found.failure == "does not fit 32 MiB"
 
 
+@pytest.mark.long
 def test_a_process_that_fails_reports_the_reason(peak):
     assert "StopIteration" in peak(contender="nobody").failure
 

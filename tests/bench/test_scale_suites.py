@@ -61,6 +61,7 @@ def test_lightning():
     assert len(run.tables) == 2
 
 
+@pytest.mark.long
 def test_evit():
     pytest.importorskip("timm")
     run = measured("evit", "batch=1", "side=32")
@@ -85,7 +86,6 @@ def test_combiner():
         assert found == dict.fromkeys(others, "unchecked")
 
 
-@pytest.mark.slow
 def test_choose():
     from mereo.bench.suites.choose import CHOICES
 

@@ -224,6 +224,7 @@ def test_a_configuration_repeats_and_can_be_changed(call, trained):
     assert {k for k in first if first[k] != second[k]} == {"seed", "name"}
 
 
+@pytest.mark.long
 def test_resume_by_name_and_by_configuration(call, trained):
     for words in (["--name", "small"], ["runs/small/config.yaml"], ["runs/small"]):
         code, out, err = call("train", *words, "--resume")
@@ -257,6 +258,7 @@ def test_resuming_a_finished_run_is_reported(call, trained):
     assert code == 2 and "already finished" not in out and "epochs was" in err
 
 
+@pytest.mark.long
 def test_images_need_not_be_square(call, trained):
     code, _, err = call("train", *SMALL, "--img-size", "24x16", "--name", "oblong")
     assert code == 0, err
@@ -340,7 +342,6 @@ def test_lists_take_aliases_and_mark_reconstructions(call):
         assert entry.reconstruction and entry.reconstruction in call(command, name)[1]
 
 
-@pytest.mark.slow
 def test_demo_ends_with_a_table_and_a_picture(call):
     code, out, err = call("demo", "--epochs", "1", "--device", "cpu")
     assert code == 0, err

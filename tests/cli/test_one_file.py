@@ -7,6 +7,7 @@ import pytest
 from mereo.cli.main import main
 
 
+@pytest.mark.long
 def test_a_file_is_written_under_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["export", "mspcaps_tiny.mnist", "--out", "new/net.pt2", "--limit", "4"]) == 0
@@ -15,6 +16,7 @@ def test_a_file_is_written_under_its_name(tmp_path: Path, monkeypatch: pytest.Mo
     assert "net.onnx" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_file_with_preprocessing_takes_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     monkeypatch.chdir(tmp_path)

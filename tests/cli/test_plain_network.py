@@ -105,6 +105,7 @@ def test_it_loads_as_a_vision_model_and_predicts(call, run):
     assert code == 0 and "class and probability" in out and says_no_capsules(out)
 
 
+@pytest.mark.long
 def test_evaluate_measures_what_applies_and_names_the_rest(call, run, monkeypatch):
     for name, few in (("RESTARTS", 2), ("RANDOM_POINTS", 4), ("QUERIES", 5)):
         monkeypatch.setattr(f"mereo.measure.attacks.masking.{name}", few)

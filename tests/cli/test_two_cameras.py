@@ -21,7 +21,7 @@ def test_two_channels_are_shown_in_red_and_cyan() -> None:
     assert np.allclose(displayable(pair), [0.25, 1, 1])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pairs_pass_through_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEREO_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)

@@ -45,7 +45,7 @@ def test_it_is_read_from_a_file_of_its_own(info: DatasetInfo) -> None:
 
 @pytest.mark.parametrize(
     "info",
-    [pytest.param(info, id=name, marks=[pytest.mark.slow] * is_rendered(info)) for name, info in DATASETS.items()],
+    [pytest.param(info, id=name, marks=[pytest.mark.long] * is_rendered(info)) for name, info in DATASETS.items()],
 )
 def test_its_reader_serves_what_the_facts_state_or_names_what_is_missing(info: DatasetInfo, tmp_path: Path) -> None:
     size = info.size or (8, 8)

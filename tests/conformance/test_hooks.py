@@ -74,6 +74,7 @@ def test_layers_of_other_classes_are_called(name: str) -> None:
     check_layers_are_called(module.eval(), *inputs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["maxvit", "cait", "davit", "volo", "nat", "inverted_dot_product_capsnet"])
 @torch.no_grad()
 def test_layers_of_other_classes_are_called_in_networks(family: str) -> None:

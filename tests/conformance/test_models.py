@@ -280,6 +280,7 @@ def test_compiles_to_one_graph(case: Case) -> None:
         assert difference(torch.compile(model, fullgraph=True, backend="aot_eager")(images), model(images)) < 1e-4
 
 
+@pytest.mark.long
 @parametrized([case for case in EVERY if case not in of_images])
 def test_exports_with_a_free_batch_size(case: Case) -> None:
     model = tiny(case)

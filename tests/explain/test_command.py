@@ -43,6 +43,7 @@ def files(folder: str) -> set[str]:
     return {str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file()}
 
 
+@pytest.mark.long
 def test_everything_in_a_folder(call: Call) -> None:
     code, out, err = call("photos", "--weights", "capsnet.safetensors")
     assert code == 0, err
@@ -119,6 +120,7 @@ def test_a_folder_may_have_a_point_in_its_name(call: Call) -> None:
     assert code == 0 and out == "picture: seen.v2/explanation.png\n"
 
 
+@pytest.mark.long
 def test_many_images_come_in_batches(call: Call) -> None:
     Path("many").mkdir()
     for seed in range(14):

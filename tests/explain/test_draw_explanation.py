@@ -90,6 +90,7 @@ def test_zero_capsules_contribute_nothing(make: Make, some_images: MakeImages) -
     assert found.contributions.eq(0).all() and found.maps["head.coupling"].heat.isfinite().all()
 
 
+@pytest.mark.long
 def test_rows_are_capped(tmp_path: Path, make: Make, some_images: MakeImages, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mereo.explain.pictures.MOST_ROWS", 3)
     model = make("two scales")
@@ -199,6 +200,7 @@ def test_a_model_made_directly_is_not_normalised() -> None:
     torch.testing.assert_close(explain(model, images).lengths, model(images).detach())
 
 
+@pytest.mark.long
 def test_importing_draws_nothing() -> None:
     code = "import sys, mereo.explain; sys.exit(any(m.startswith('matplotlib') for m in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -23,6 +23,7 @@ def call(capsys, tmp_path, monkeypatch):
     return go
 
 
+@pytest.mark.long
 def test_a_table_tells_what_was_compared(call, run):
     code, out, err = call("export", run, "--to", "torch", "timm", "hub", "--out", "net")
     assert code == 0, err

@@ -34,6 +34,7 @@ def test_what_is_saved_comes_back(make, images, tmp_path, name):
     assert sorted(p.name for p in (tmp_path / "net").iterdir()) == ["README.md", "config.json", "model.safetensors"]
 
 
+@pytest.mark.long
 def test_timm_makes_the_same_networks(make, images, tmp_path, python):
     models = {name: make(name) for name in FAMILIES}
     for name, model in models.items():

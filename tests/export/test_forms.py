@@ -47,6 +47,7 @@ def test_large_scores_are_compared_by_their_size():
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["pointer_network", "tnl_tiny"])
 def test_networks_of_points_and_of_tokens_are_written_as_programs_and_folders(tmp_path, name):
     arguments = get_model_entry(name).tiny
@@ -64,6 +65,7 @@ def test_networks_of_points_and_of_tokens_are_written_as_programs_and_folders(tm
         find_images(model, "digits", None, None)
 
 
+@pytest.mark.long
 def test_onnx_runs_without_torch_and_has_metadata(make, tmp_path, python):
     model = make("mspcaps_tiny")
     export_model(model, ["onnx"], tmp_path, record={"data": "digits", "seed": 2}, **silent)
@@ -84,6 +86,7 @@ def test_onnx_runs_without_torch_and_has_metadata(make, tmp_path, python):
     assert (notes["model"], notes["seed"], notes["precision"]) == ("mspcaps_tiny", 2, "fp32")
 
 
+@pytest.mark.long
 def test_a_program_runs_without_mereo(make, tmp_path, python):
     model = make("capsnet")
     export_model(model, ["torch"], tmp_path, **silent)
@@ -121,6 +124,7 @@ def test_data_that_is_not_there(make, run, tmp_path, monkeypatch):
         read_images(make("capsnet"), "digits", None, None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["onnx", "torch", "hub"])
 def test_what_differs_is_not_left_behind(make, tmp_path, monkeypatch, form):
     model, other = make("capsnet"), make("capsnet")
@@ -144,6 +148,7 @@ export_model(model, ["hub"], Path(sys.argv[1]), say=lambda line: os.kill(os.getp
 """
 
 
+@pytest.mark.long
 def test_what_a_killed_export_left_is_removed_by_the_next(make, tmp_path):
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
     (left,) = tmp_path.iterdir()

@@ -52,6 +52,7 @@ def test_a_network_of_two_views_has_none(make, tmp_path):
     assert not lines and not (tmp_path / "out").exists(), "refused before any work"
 
 
+@pytest.mark.long
 def test_a_file_of_pixels_gives_the_scores_of_predict(make, tmp_path):
     pytest.importorskip("onnxruntime")
     model = make("mspcaps_tiny", in_chans=3, img_size=(16, 20))

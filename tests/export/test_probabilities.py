@@ -62,7 +62,7 @@ def test_a_damaged_temperature_is_not_exported(make, tmp_path: Path) -> None:
         mereo.save_pretrained(model, tmp_path / "folder")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_onnx_file_of_pixels_gives_the_probabilities(make, photo: Path, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

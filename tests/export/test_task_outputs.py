@@ -47,7 +47,7 @@ def flat(values: Any) -> list[float]:
     return np.asarray(values, dtype=np.float64).ravel().tolist()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("task", NETWORKS)
 def test_a_file_gives_what_the_task_makes_of_the_scores(task: str, photo: Path) -> None:
     network, output = weights(task), NETWORKS[task][-1]
@@ -74,7 +74,7 @@ def test_a_file_gives_what_the_task_makes_of_the_scores(task: str, photo: Path) 
         assert {name: share for name, share in shares.items() if share} == pytest.approx(item.values["shares"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_file_of_pixels_gives_masks(photo: Path) -> None:
     assert main(["export", str(weights("segmentation")), "--to", "onnx", "--preprocess", "--out", "found"]) == 0
     session = onnxruntime.InferenceSession("found/model.pixels.onnx", providers=["CPUExecutionProvider"])

@@ -3,7 +3,10 @@
 import os
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.long
 def test_a_fault_is_reported(monkeypatch):
     from hostile import run
     from hostile.ground import Done, Try

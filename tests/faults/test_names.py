@@ -88,6 +88,7 @@ def hostile_weights(network):
     return Path("hostile.safetensors")
 
 
+@pytest.mark.long
 def test_commands_show_hostile_names(call, hostile_weights):
     Image.new("L", (20, 20), 90).save("photo.png")
     for words in (
@@ -126,7 +127,6 @@ def test_folder_names_of_any_bytes_train_to_the_end(call, train_words):
     assert Path("runs/mspcaps_tiny-data/samples_test.png").is_file()
 
 
-@pytest.mark.slow
 def test_a_run_folder_of_any_name_is_shown_without_its_control_characters(call, train_words):
     folder = "\u202e\x1b[31mruns"
     done = call(*train_words, "--epochs", "1", "--output", folder)

@@ -82,6 +82,7 @@ def test_no_command_replaces_an_input_or_a_file_of_others(call, weights, photo, 
     assert after == before
 
 
+@pytest.mark.long
 def test_what_mereo_wrote_is_written_again(call, weights, photo):
     for words in (
         ["explain", photo, "--weights", weights, "--out", "seen.png"],

@@ -52,6 +52,7 @@ def test_what_the_parents_predict_is_the_sum_over_parents() -> None:
     torch.testing.assert_close(layer.predict(found), expected)
 
 
+@pytest.mark.long
 def test_training_leads_back_to_the_layer_that_drew_the_children() -> None:
     truth = small(sigma=0.1, kappa=0.0)
     with torch.no_grad():

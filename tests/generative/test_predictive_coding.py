@@ -136,6 +136,7 @@ def test_the_energy_falls_and_every_layer_moves(model, images):
         assert not torch.allclose(found.hidden, model.conv(images).relu(), atol=1e-6)
 
 
+@pytest.mark.long
 def test_prox_reaches_what_sgd_circles(model, images):
     labels = torch.tensor([0, 1, 2])
     circled = infer(model, images, labels, penalty=1.0)

@@ -109,6 +109,7 @@ def test_bound_and_gradients_are_those_of_loops() -> None:
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.long
 def test_the_bound_is_below_the_evidence_and_near_it() -> None:
     own = capsules(2, 1, image_std=0.5, prior_std=0.2)
     with torch.no_grad():

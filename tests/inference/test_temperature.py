@@ -92,7 +92,6 @@ def test_a_damaged_temperature_is_refused(value: object) -> None:
         calibration_of(model)
 
 
-@pytest.mark.slow
 def test_a_run_stores_it(tmp_path) -> None:
     from mereo.training.config import TrainConfig
 

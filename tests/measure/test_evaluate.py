@@ -72,6 +72,7 @@ def pictures(folder):
     return found
 
 
+@pytest.mark.long
 def test_everything_about_two_networks(call_and_draw, monkeypatch):
     for name, few in (("RESTARTS", 2), ("RANDOM_POINTS", 4), ("QUERIES", 10)):
         monkeypatch.setattr(f"mereo.measure.attacks.masking.{name}", few)
@@ -211,6 +212,7 @@ def test_names_are_short_and_different(tmp_path):
     assert named == ["mspcaps_tiny.mnist", "mspcaps_tiny.cifar10", "my.net"]
 
 
+@pytest.mark.long
 def test_too_few_images_for_a_fit_are_reported(call_and_draw):
     code, out, err = call_and_draw(
         save("one.safetensors"), "--limit", "40", "--equivariance", "--attack", "fgsm", "pgd", "--epsilon", "0.1",

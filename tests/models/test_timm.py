@@ -96,6 +96,7 @@ def test_a_name_that_timm_owns_stays_timms_and_both_answer() -> None:
     assert not timm.is_model(f"mereo_mereo_{OWNED}") and not timm.is_model("mereo_capsnet")
 
 
+@pytest.mark.long
 def test_timm_may_be_imported_after_mereo() -> None:
     code = "import mereo, timm\nfrom mereo.models.registry import families\n"
     code += "ours = {e.name for e in families('images').values() if e.module.output_kind == 'scores'}\n"

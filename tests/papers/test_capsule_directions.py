@@ -100,7 +100,7 @@ def test_moved_numbers() -> None:
     assert list(means.values()) == pytest.approx([100 * each.mean().item() for each in expected], rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_experiment_runs(tmp_path: Path) -> None:
     few = ["--limit", "60", "--epochs", "1", "--batch-size", "30", "--images", "40", "--output", str(tmp_path)]
     assert main(["reproduce", "capsule_directions", *few]) == 0

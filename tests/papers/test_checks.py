@@ -119,6 +119,7 @@ def test_every_command_of_a_page_is_checked_or_says_why_not(paper: str) -> None:
         assert all(limit.way == "at most" or limit.page in claim.columns for limit in claim.limits)
 
 
+@pytest.mark.long
 def test_several_networks_are_evaluated_for_one_table(tmp_path: Path, capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     command = "    mereo evaluate mspcaps_tiny.mnist --data digits --limit 20 --no-couplings"
     text = (

@@ -56,7 +56,7 @@ def test_losses_of_a_student() -> None:
     assert cut["L_pred"] > 1e-6 and cut["L_attn"] > 1e-6
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_experiment_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clear, "SIZE", 8)
     monkeypatch.setattr(clear, "VARIANTS", {"2, blocks": {"radius": 2, "down_factor": 4}})

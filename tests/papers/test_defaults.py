@@ -43,7 +43,6 @@ def test_folders_of_photographs_come_from_the_environment_and_missing_ones_are_l
     assert defaults.photographs() == {}
 
 
-@pytest.mark.slow
 def test_other_networks_have_epochs_of_their_own(tmp_path):
     given, run = {"data": "digits", "limit": 64, "minutes": 0.05}, RunFolder(tmp_path)
     configs = [defaults._as_long(row, given, run) for row in defaults.PLAIN.values()]
@@ -53,7 +52,7 @@ def test_other_networks_have_epochs_of_their_own(tmp_path):
     assert defaults._as_long({"model": "resnet20"}, given, run).epochs == 7
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_row_compares_the_chosen_settings_with_the_better_rate_of_the_plain_network(tmp_path):
     settings = Settings(tmp_path, variants=("digits",), epochs=1, limit=64, device="cpu", say=lambda line: None)
     results = EXPERIMENTS["defaults"].run(settings)

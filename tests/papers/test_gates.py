@@ -11,7 +11,7 @@ from papers.gates.layer_stack import LayerAttention, layer_features
 from papers.gates.suite import COPY, GATES_TIMED, OURS, PUBLISHED, contenders, inputs
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_mobilenets_with_ulsam_cost_what_the_paper_states() -> None:
     for rows in _mobilenets().values():
         first = rows[0]

@@ -57,6 +57,7 @@ def test_tables_pictures_and_resuming(settings):
     assert len(lines) == 2 and all("already finished" in line for line in lines)
 
 
+@pytest.mark.long
 def test_sparsity_is_that_of_the_last_weights(settings):
     settings, lines = replace(settings[0], variants=("unrouted",)), settings[1]
     (row,) = list(EXPERIMENTS["kiefer_routing"].run(settings)["tables"].values())[1]

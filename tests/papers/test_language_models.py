@@ -10,7 +10,7 @@ from mereo.cli.main import main
 from papers.lightning import language_models
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_networks_are_compared_with_each_other_and_with_compressors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,5 @@
 """The experiment of test-time optimisation, briefly learned."""
 
-import pytest
 import torch
 from PIL import Image
 
@@ -26,7 +25,6 @@ def test_corners_are_objects_times_places() -> None:
     assert 0.05 < strays.sum() / data.mask.sum() < 0.15 and free_numbers(data.children)[strays].std() > 2
 
 
-@pytest.mark.slow
 def test_bounds_never_fall(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(probabilistic_capsules, "EPOCH", 10)
     monkeypatch.setattr(probabilistic_capsules, "OPTIMISED", (2, 5))

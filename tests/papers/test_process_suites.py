@@ -17,7 +17,6 @@ def test_mixture_of_heads() -> None:
     assert {m.contender for m in run.measurements} >= {"host", "50% of heads", "50% of heads, all computed"}
 
 
-@pytest.mark.slow
 def test_a_process_has_its_share_of_the_elements() -> None:
     sizes = {"batch": 1, "heads": 2, "tokens": 96, "dim": 8}
     found = slowest(2, 1, sizes, True, "zigzag", 1)

@@ -25,6 +25,7 @@ def test_targets_are_averages_over_keys() -> None:
         assert found[sample].tolist() == pytest.approx(sums)
 
 
+@pytest.mark.long
 def test_attention_learns_an_average_that_the_mlp_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random_features, "SAMPLES", (400,))
     errors = errors_of(0)

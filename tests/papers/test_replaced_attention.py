@@ -24,7 +24,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "TOKENS", 17)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "rows"), [("sea", 7), ("sparsifiner", 6)])
 def test_the_experiments_run(name: str, rows: int, tmp_path: Path) -> None:
     assert main(["reproduce", name, *FEW, "--output", str(tmp_path)]) == 0

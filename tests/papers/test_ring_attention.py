@@ -9,7 +9,6 @@ from processes import needs_gloo
 
 
 @needs_gloo
-@pytest.mark.slow
 def test_errors_in_two_processes() -> None:
     for rows in run_processes(2, check, 24):
         assert len(rows) == 6

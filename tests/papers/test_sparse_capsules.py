@@ -12,7 +12,7 @@ from papers.listing import EXPERIMENTS
 from papers.sparse_capsules.sparse_capsules import COMPARED, affine_test
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_row_a_mask_and_a_picture(tmp_path):
     settings = Settings(tmp_path, data="digits", limit=60, epochs=1, batch_size=30, say=lambda line: None)
     found = EXPERIMENTS["sparse_capsules"].run(settings)

@@ -37,7 +37,6 @@ def test_what_is_asked_for_lies_far_away() -> None:
             assert at < QUARTER and marks[at] == asked[place]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "column"),
     [

@@ -6,7 +6,7 @@ from papers.common.settings import Settings
 from papers.listing import EXPERIMENTS
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tables_and_pictures(tmp_path) -> None:
     results = EXPERIMENTS["token_mixers"].run(Settings(tmp_path))
     template, ours = results["tables"].values()

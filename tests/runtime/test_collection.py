@@ -29,6 +29,7 @@ def test_errors_leave_collection_as_it_was():
     assert gc.isenabled()
 
 
+@pytest.mark.long
 def test_a_command_ends_without_searching_what_it_imported(tmp_path):
     script = (
         "import gc, sys, mereo.__main__ as m; sys.argv = ['mereo', 'predict', 'none.png']\n"

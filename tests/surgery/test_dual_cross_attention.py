@@ -200,7 +200,7 @@ def test_a_copy_has_its_own_state_and_the_weights_keep_their_names(tmp_path: Pat
     assert torch.equal(mereo.load(tmp_path / "a.safetensors")(images()), network(images()))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_compiles_exports_and_recomputes() -> None:
     network: Any = dual_cross_attention(transformer(), 0.3)
     expected = network(images())

@@ -71,6 +71,7 @@ def test_a_network_is_the_same_until_it_learns_and_after_removal(network: str, w
     assert torch.equal(model(images), plain) and list(model.state_dict()) == list(state)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("network", ["mereo resnet", "timm vit"])
 def test_what_is_inserted_trains_compiles_and_exports(network: str) -> None:
     model, images = NETWORKS[network][0](), torch.randn(2, 3, SIZE, SIZE)

@@ -88,6 +88,7 @@ def folder_of_labels(folder: Path, count: int = 40) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_a_folder_is_trained_evaluated_predicted_and_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -102,6 +102,7 @@ def test_arrays_are_predicted_and_what_is_wrong_with_them_is_named() -> None:
         mereo.predict(model, points, tta=True)
 
 
+@pytest.mark.long
 def test_a_file_trains_evaluates_and_predicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

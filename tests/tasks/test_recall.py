@@ -28,7 +28,7 @@ def test_only_labelled_places_count() -> None:
     assert metrics.compute()["accuracy"] == pytest.approx(sum(map(int, hits)) / 3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_learns_predicts_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two pairs of four keys: guessing one of the values in the sequence gives one half."""
     arguments = {"dim": 32, "depth": 2, "num_heads": 2, "hidden_dim": 16, "context": 16}

@@ -211,6 +211,7 @@ def test_explain_shows_outputs(call):
     assert mereo.explain.explain(mereo.load("runs/run"), images).kind == "outputs"
 
 
+@pytest.mark.long
 def test_an_exported_network_keeps_its_task(call):
     code, out, err = call("export", "runs/run", "--to", "hub", "torch", "--precision", "fp32", "--out", "net")
     assert code == 0, err
@@ -224,6 +225,7 @@ def test_an_exported_network_keeps_its_task(call):
     assert code == 0 and "error" in out.splitlines()[-3], err
 
 
+@pytest.mark.long
 def test_compare_ranks_by_the_metric_of_the_task(call, monkeypatch):
     monkeypatch.setattr("mereo.training.compare.REPEATS", 1)
     networks = [f"mspcaps_tiny:channels=[4,8,8],patch_size=2,depth={depth}" for depth in (1, 2)]

@@ -324,7 +324,7 @@ def test_what_still_rises():
     assert gain_at_the_end([0.1, 0.9]) is None and gain_at_the_end([]) is None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_folder_is_learned_with_no_option_and_the_run_repeats_from_its_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("mereo.training.automatic.MINUTES", 0.05)

@@ -61,7 +61,8 @@ def claim_and_wait(settings, everyone, names):
         everyone.wait()
 
 
-@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.long
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_processes_that_start_together_get_folders_of_their_own(tmp_path, start_method):
     count = 3 if start_method == "spawn" else 8
     context = multiprocessing.get_context(start_method)

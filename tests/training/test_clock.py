@@ -55,6 +55,7 @@ STEPS = 3
 """Of an epoch: 96 images in batches of 32."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("step", "minutes"),
     [
@@ -116,6 +117,7 @@ def test_a_killed_training_goes_on_with_the_time_that_was_left(passing, small_co
     assert 1.3 * count < len(passing.rates) < 1.7 * count
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("clock", [3, {}, {"elapsed": 1.0, "setup": 0.0, "reserve": "x"}, {"elapsed": -1.0}])
 def test_a_broken_time_in_a_checkpoint_is_refused(clock, small_config, silent, monkeypatch):
     config = small_config(minutes=10, epochs=1, name="broken")
@@ -152,6 +154,7 @@ def test_the_rate_with_a_share_of_the_time():
     assert learning_rate(config, 1000, 10, 0.1) == 0
 
 
+@pytest.mark.long
 def test_a_run_that_began_without_a_clock_is_resumed_without_one(passing, small_config, silent, monkeypatch):
     """Files of earlier versions state a time and the number of epochs that was chosen for it."""
     config = small_config(epochs=4, name="old")

@@ -70,6 +70,7 @@ def test_one_protocol_for_all_but_what_a_recipe_brings():
     assert (paper.output, paper.name) == ("runs/compare-digits", "mspcaps_paper-seed1")
 
 
+@pytest.mark.long
 def test_a_comparison_goes_on_where_it_was_stopped(tmp_path):
     said: list[str] = []
     first = run_comparison([SMALL], 1, str(tmp_path), SHARED, say=said.append)
@@ -118,6 +119,7 @@ def compared(tmp_path_factory):
     return folder, printed.getvalue()
 
 
+@pytest.mark.long
 def test_the_command_writes_a_page_and_a_picture(compared, monkeypatch, capsys):
     monkeypatch.chdir(compared[0])
     out, folder = compared[1], Path("runs/compare-digits")
@@ -137,6 +139,7 @@ def test_the_command_writes_a_page_and_a_picture(compared, monkeypatch, capsys):
     assert "already finished" in printed.err
 
 
+@pytest.mark.long
 def test_a_plain_network_is_put_beside_them(compared):
     out, folder = compared[1], compared[0] / "runs/compare-digits"
     plain = f"{PLAIN}:img_size=16"
@@ -151,6 +154,7 @@ def test_a_plain_network_is_put_beside_them(compared):
     assert "compared with the plain" in (folder / "comparison.md").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("chance", "guesses"), [(1.0, True), (0.0, False)])
 def test_networks_that_guess_are_called_that(compared, tmp_path, monkeypatch, capsys, chance, guesses):
     shutil.copytree(compared[0] / "runs", tmp_path / "runs")

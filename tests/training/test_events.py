@@ -5,7 +5,7 @@ import pytest
 from mereo.training.trainer import train
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_scalars_images_and_histograms_are_written(small_config, silent):
     loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
     result = train(small_config(tensorboard=True), silent)

@@ -26,7 +26,6 @@ def size_of(text: str, **shape: int) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.slow
 def test_every_capsule_network_of_the_catalogue_is_compared() -> None:
     kinds = {e.family for e in MODELS.values() if e.module.__module__.startswith("mereo.models.capsule.")}
     networks, left_out = family_networks("capsule", "digits", side=32)
@@ -115,7 +114,6 @@ def test_the_command_compares_a_family(tmp_path: Path, monkeypatch: pytest.Monke
     assert "already finished" in again and "timing a step" not in again
 
 
-@pytest.mark.slow
 def test_every_capsule_network_has_a_recipe_for_digits() -> None:
     recipes = [name for name, r in RECIPES.items() if "digits" in (r.changes["data"], *r.by_data)]
     models = {}

@@ -70,7 +70,6 @@ def test_the_balanced_accuracy_chooses_between_epochs() -> None:
     assert not is_better(task, both, {"accuracy": 0.95, "loss": 1.0}, metric)
 
 
-@pytest.mark.slow
 def test_a_run_keeps_the_epoch_of_the_highest_balanced_accuracy(
     small_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ def gates(model: torch.nn.Module) -> list[Inserted]:
     return [module for module in model.modules() if isinstance(module, Inserted)]
 
 
+@pytest.mark.long
 def test_a_run_keeps_what_was_inserted_and_starts_others(tmp_path: Path) -> None:
     place = {"output": str(tmp_path), "img_size": 16}
     plain = mereo.train(**SHORT, **BLOCKS, **place, name="plain")
@@ -73,6 +74,7 @@ def test_a_comparison_has_each_mechanism_in_each_network() -> None:
     assert "insert" not in study.variants["resnet20"].changes
 
 
+@pytest.mark.long
 def test_mechanisms_are_compared_over_seeds(tmp_path: Path) -> None:
     options = {"limit": 40, "batch_size": 16, "lr": 1e-3, "epochs": 1, "img_size": 16, "output": str(tmp_path)}
     alone, other = (f"resnet20:blocks=1,widths=[{widths}]" for widths in ("4,4,8", "4,4,4"))

@@ -190,6 +190,7 @@ def test_a_checkpoint_of_an_older_version_goes_on_with_a_warning(small_config, c
     assert "warning: this checkpoint does not record its data" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_threads_that_changed_are_warned_of(small_config, capsys):
     train(small_config(epochs=1, name="run"))
     torch.set_num_threads(2)

@@ -34,6 +34,7 @@ def test_the_use_of_each_split_is_reported(small_config, photos):
     assert describe_images(prepare(config)) == "20 images to train on, 1 to choose the epoch by, 5 to test on"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("batch_size", "few"), [(32, True), (1, False)])
 def test_a_run_of_few_steps_is_reported(small_config, capsys, batch_size, few):
     config = small_config(limit=60, batch_size=batch_size)

@@ -82,6 +82,7 @@ def test_a_run_and_a_file_start_a_network_and_are_found_from_elsewhere(
     assert torch.equal(setup.model.state_dict()["head.weight"], load_tensors(first.folder.best)[0]["head.weight"])
 
 
+@pytest.mark.long
 def test_a_run_goes_on_without_the_weights_it_started_from(small_config, silent):
     train(small_config(name="first", epochs=1), silent)
     second = train(small_config(name="second", epochs=1, weights="runs/first"), silent)
@@ -259,6 +260,7 @@ TRAIN = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_weights_of_a_network_after_surgery_are_trained_resumed_and_loaded(name, capsys, monkeypatch):
     torch.manual_seed(0)

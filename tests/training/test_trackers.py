@@ -48,7 +48,6 @@ def kept(monkeypatch):
     return Kept
 
 
-@pytest.mark.slow
 def test_a_tracker_gets_the_configuration_and_every_epoch(small_config, silent, kept):
     result = train(small_config(track=("kept", "kept")), silent)
     (tracker,) = kept.made
@@ -71,7 +70,6 @@ def test_a_registered_tracker_needs_no_package(kept):
     check_trackers(("kept",))
 
 
-@pytest.mark.slow
 def test_a_tracker_that_fails_ends_the_run_with_its_name(small_config, silent, kept, monkeypatch):
     def fail(self):
         raise RuntimeError("no disk")

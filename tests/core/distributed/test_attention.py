@@ -13,7 +13,6 @@ MODES = ("ring", "allgather", "alltoall")
 
 
 @needs_gloo
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_every_mode_equals_one_process(size: int) -> None:
     results = in_processes(size, checks.every_way, 16, MODES)
@@ -31,7 +30,6 @@ def test_every_mode_equals_one_process(size: int) -> None:
 
 
 @needs_gloo
-@pytest.mark.slow
 def test_lengths_that_do_not_divide() -> None:
     for found in in_processes(4, checks.every_way, 13, MODES):
         assert max(error for error, _, _ in found.values()) < 1e-12
@@ -40,7 +38,6 @@ def test_lengths_that_do_not_divide() -> None:
 
 
 @needs_gloo
-@pytest.mark.slow
 def test_other_executions() -> None:
     for found in in_processes(2, checks.other_executions):
         assert max(error for name, error in found.items() if name.startswith("block")) < 1e-12
@@ -49,14 +46,12 @@ def test_other_executions() -> None:
 
 
 @needs_gloo
-@pytest.mark.slow
 def test_cross_attention_of_uneven_shards() -> None:
     for size in (2, 4):
         assert max(in_processes(size, checks.cross_attention)) < 1e-12
 
 
 @needs_gloo
-@pytest.mark.slow
 def test_all_processes_raise_where_one_is_wrong() -> None:
     results = in_processes(2, checks.refusals)
     for found in results:
@@ -71,7 +66,6 @@ def test_all_processes_raise_where_one_is_wrong() -> None:
 
 
 @needs_gloo
-@pytest.mark.slow
 def test_huge_inputs_and_empty_parts() -> None:
     assert all(in_processes(2, checks.nothing_is_nan))
 

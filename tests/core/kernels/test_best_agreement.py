@@ -36,6 +36,7 @@ def test_equals_the_naive_votes(share: bool, tile: int | None) -> None:
     torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.long
 @both_kinds
 def test_first_and_second_derivatives(share: bool) -> None:
     given = [x for x in tensors(share) if x is not None]

@@ -147,6 +147,7 @@ for threads in (1, 2):
 """
 
 
+@pytest.mark.long
 @needs_library
 @pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is bounded by Linux's limits")
 def test_memory_that_runs_out_is_an_error_and_no_abort() -> None:

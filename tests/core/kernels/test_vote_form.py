@@ -34,6 +34,7 @@ def test_adjoint(shared: bool) -> None:
     torch.testing.assert_close((combine(c, u, W) * v).sum(), (c * agree(u, W, v)).sum())
 
 
+@pytest.mark.long
 @both_kinds
 def test_first_and_second_derivatives(shared: bool) -> None:
     c, u, W, v = tensors(shared)

@@ -85,6 +85,7 @@ def test_names_are_not_markup(make: Make, tmp_path: Path, some_images: MakeImage
     assert any(HOSTILE in words for words in page.text("li"))
 
 
+@pytest.mark.long
 def test_every_number_is_there_and_the_tree_as_its_picture(
     drawn_model: CapsuleClassifier, tmp_path: Path, some_images: MakeImages
 ) -> None:

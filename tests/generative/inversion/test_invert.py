@@ -107,6 +107,7 @@ def test_poses_are_their_own_directions(family: str) -> None:
     agree(invert(**setup, directions=directions), invert(**setup))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_many_starts_keep_the_best_of_each_element(family: str) -> None:
     setup = problem(6, m=4, n=4) | {"family": family, "sweeps": 30}

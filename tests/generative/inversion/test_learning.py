@@ -158,6 +158,7 @@ def test_children_without_direction_do_not_teach_kappa(family: str) -> None:
     assert kappa[0] != 1.5 and (kappa[1:] == 1.5).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_limits(family: str) -> None:
     """Children that are just what one parent predicts: kappa and 1 / sigma would run off."""

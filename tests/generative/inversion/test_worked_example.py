@@ -84,6 +84,7 @@ def test_free_end() -> None:
     assert (found.responsibilities[:, 0] > posterior[:, 0]).all()
 
 
+@pytest.mark.long
 def test_free_from_twenty_random_starts() -> None:
     means = torch.randn(20, 2, 2, dtype=D)
     covariances = FREE_START[1].expand(20, 2, 2, 2)
@@ -98,6 +99,7 @@ def test_free_parameters_at_the_end() -> None:
     assert learned.sigma.item() ** 2 == pytest.approx(0.127043, abs=1e-6)
 
 
+@pytest.mark.long
 def test_free_with_all_parameters_learned_in_every_sweep() -> None:
     """The parse tree becomes one of single parents."""
     found = free(sweeps=60, learn=("sigma", "kappa", "log_prior"), log_prior=torch.zeros(2, dtype=D), largest_kappa=1e4)

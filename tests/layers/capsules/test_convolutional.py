@@ -113,7 +113,7 @@ def test_other_routings_equal_loops(routing: str, geometry: str, compete: str) -
     torch.testing.assert_close(parents.activation[0], expected.flatten(1, 2).norm(dim=1))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("compete", ["positions", "window"])
 @pytest.mark.parametrize("routing", ["em", "dynamic", "self_attention"])
 def test_gradients(routing: str, compete: str) -> None:
@@ -235,7 +235,6 @@ def test_autocast_computes_in_float32(routing: str, method: str, monkeypatch: py
         torch.testing.assert_close(layer(poses, present), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("routing", "compete"),
     [

@@ -81,7 +81,6 @@ def test_outputs_and_gradients_equal_dense_attention(method: str, case: tuple[An
         assert_close(everything(tensors, case, method), expected, 1e-12)
 
 
-@pytest.mark.slow
 def test_flex_attention_equals_dense_attention() -> None:
     case = ((16, 12), 3, 4, 4, 2, 16, 16)
     q, k, v, down = example(case, torch.float32)
@@ -208,7 +207,6 @@ def test_second_derivatives_of_the_compiled_way() -> None:
         assert_close(of_gradients(method), of_gradients("dense"), 1e-5)
 
 
-@pytest.mark.slow
 def test_tiles_in_a_compiled_graph() -> None:
     module = ClearAttention(8, 2, grid=(9, 11), radius=3, text_tokens=1).double()
     tokens = torch.randn(2, 100, 8, dtype=torch.float64)

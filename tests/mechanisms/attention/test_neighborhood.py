@@ -95,7 +95,6 @@ def test_outputs_and_gradients_equal_dense_attention(method: str, case: tuple[An
         assert_close(everything(tensors, case, method, bias), expected, 1e-12)
 
 
-@pytest.mark.slow
 def test_flex_attention_equals_dense_attention() -> None:
     for case in (CASES[4], CASES[7]):
         tensors = example(case, torch.float32)

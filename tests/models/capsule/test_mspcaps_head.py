@@ -181,7 +181,6 @@ def timm() -> Any:
     return pytest.importorskip("timm")
 
 
-@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("name", "head"), [("resnet10t", "capsules"), ("resnet10t", "linear"), ("swin_tiny_patch4_window7_224", "linear")]
@@ -295,7 +294,6 @@ BACKBONES = sorted(
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", BACKBONES)
 def test_every_backbone_carries_both_heads(family: str) -> None:
     entry = families()[family]

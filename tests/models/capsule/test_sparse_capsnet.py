@@ -132,6 +132,7 @@ def test_blank_and_huge_images_are_rebuilt(value: float) -> None:
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.long
 def test_rebuilding_compiles_and_exports() -> None:
     model = tiny().eval()
 
@@ -152,7 +153,7 @@ def test_rebuilding_compiles_and_exports() -> None:
     torch.testing.assert_close(program(other), module(other), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_trains_without_labels_and_then_lends_its_features_to_a_classifier(tmp_path: Path) -> None:
     small = {key: value for key, value in TINY.items() if key != "img_size"}
     both: dict[str, Any] = {"model": "sparse_caps_mnist", "data": "digits", "limit": 200, "output": str(tmp_path)}

@@ -117,6 +117,7 @@ def test_couplings_are_shown_over_the_maps() -> None:
     assert explain(model, images).scores.shape == (2, 4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("covariance", ["diagonal", "full"])
 def test_a_hundred_steps_on_black_images(covariance: str) -> None:
     model = some(covariance=covariance).train()

@@ -152,7 +152,7 @@ def test_a_network_of_timm_computes_the_same(
     assert all(torch.equal(returned[name], value) for name, value in source.state_dict().items())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_preset_goes_to_timm_and_back_bit_for_bit() -> None:
     timm = pytest.importorskip("timm")
     source = timm.create_model("halonet26t", num_classes=7).eval()

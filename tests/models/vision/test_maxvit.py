@@ -91,7 +91,7 @@ def test_weights_go_back_bit_for_bit(form: str) -> None:
     assert back.keys() == state.keys() and all(torch.equal(back[name], state[name]) for name in back)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_preset_goes_to_timm_and_back() -> None:
     pytest.importorskip("timm")
     model = perturbed(mereo.create_model("maxvit_pico_rw", num_classes=3, img_size=(64, 96)))

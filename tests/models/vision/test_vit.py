@@ -69,7 +69,6 @@ def test_timms_network_converts_with_all_its_outputs(changes: dict[str, Any]) ->
     assert back.keys() == state.keys() and all(torch.equal(back[name], state[name]) for name in state)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
 def test_ours_becomes_timms(name: str) -> None:
     pytest.importorskip("timm")

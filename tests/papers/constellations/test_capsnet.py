@@ -140,7 +140,7 @@ def test_learns_a_square_from_points_without_labels() -> None:
     assert learned.network.sigma < 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_learns_which_objects_there_are() -> None:
     drawn, lines = data(120), []
     learned = learn_constellations(drawn.points, drawn.mask, seeded(), candidates=4, epochs=20, say=lines.append)

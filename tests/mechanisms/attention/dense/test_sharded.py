@@ -10,7 +10,6 @@ from processes import in_processes, needs_gloo
 
 
 @needs_gloo
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_outputs_and_summed_gradients_are_those_of_one_process(size: int) -> None:
     for found in in_processes(size, checks.modules, size == 2):
@@ -19,7 +18,6 @@ def test_outputs_and_summed_gradients_are_those_of_one_process(size: int) -> Non
 
 
 @needs_gloo
-@pytest.mark.slow
 def test_what_is_sent_with_heads_and_what_is_recorded() -> None:
     results = in_processes(2, checks.sums_and_couplings)
     for sent, found in results:
