@@ -199,7 +199,7 @@ _register(
     summary="Variational Bayes routing with 32 types of capsules, for 32x32 crops of smallNORB.",
     parameters=244_682,
     aliases=("vb_base",),
-    tiny={"img_size": 19, "channels": 6, "types": (2, 3, 3), "side": 2, "num_classes": 4},
+    tiny={"img_size": 19, "channels": 6, "types": (2, 3, 3), "side": 2, "routing_steps": 2, "num_classes": 4},
     variants={
         "one layer": {"types": (3,)},
         "evidence": {"scores": "evidence", "init": "noisy_identity", "coordinates": "released"},
