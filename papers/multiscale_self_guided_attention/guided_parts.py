@@ -4,6 +4,7 @@ All networks take the same steps of Adam on the same images. Dice and distance a
 """
 
 import statistics
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mereo.data import Augmentation, Batch, load_splits
 from mereo.data.images import Images
 from mereo.pictures import new_figure, save_figure
 from mereo.runtime.device import choose_device
+from mereo.tasks.base import Objective
 from mereo.tasks.mask_pictures import overlay
 from mereo.tasks.segmentation import SegmentationObjective
 from papers.common.fitting import batches, fit
@@ -32,14 +34,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one round": {"rounds": 1},
     "unet_small": {},
 }
-SHOWN = 3
+SHOWN, DRAWN = 3, ("all parts", "unet_small")
 PICTURE = "organs.png"
 
 
 def make(name: str, classes: int, shape: tuple[int, ...], seed: int) -> Any:
     """A network in training; the U-Net has no added losses."""
     torch.manual_seed(seed)
-    sizes = {"num_classes": classes, "in_chans": shape[0], "img_size": tuple(shape[1:])}
+    sizes: dict[str, Any] = {"num_classes": classes, "in_chans": shape[0], "img_size": tuple(shape[1:])}
     if name == "unet_small":
         return mereo.create_model("unet_small", widths=WIDTHS, **sizes).train()
     backbone = {"widths": WIDTHS, "blocks": 1, "stem_stride": 4}
@@ -79,6 +81,10 @@ def measure(model: Any, test: Images, classes: int, device: torch.device) -> dic
     return figures
 
 
+def _loss(objective: Objective, batch: Batch) -> Tensor:
+    return objective(batch)[0]
+
+
 def run(settings: Settings) -> dict[str, Any]:
     """A row for each network over all seeds, and a picture of masks and of attention."""
     device = choose_device(settings.device or "auto")
@@ -91,13 +97,13 @@ def run(settings: Settings) -> dict[str, Any]:
             model = make(name, len(names), splits.train.image_shape, seed).to(device)
             objective = SegmentationObjective(model, dice_weight=0.0).train()
             fit(
-                lambda batch, objective=objective: objective(batch)[0], model.parameters(), splits.train,
-                epochs=settings.epochs or EPOCHS, batch_size=settings.batch_size or BATCH, lr=RATE, device=device,
-                title=f"{name}, seed {seed}", say=settings.say, seed=seed, augmentation=Augmentation.parse(["flip"]),
+                partial(_loss, objective), model.parameters(), splits.train, epochs=settings.epochs or EPOCHS,
+                batch_size=settings.batch_size or BATCH, lr=RATE, device=device, title=f"{name}, seed {seed}",
+                say=settings.say, seed=seed, augmentation=Augmentation.parse(["flip"]),
             )  # fmt: skip
             for key, values in measure(model, test, len(names), device).items():
                 found[key].append(values)
-            if seed == 0:
+            if seed == 0 and name in DRAWN:
                 kept[name] = model
         means = [100 * statistics.mean(values) for values in found["dice"]]
         together = [value for values in found["dice"] for value in values]
@@ -140,7 +146,7 @@ def _draw(kept: dict[str, Any], batch: Batch, path: Path) -> None:
             side = batch.images.shape[-1] // model.cell
             cells = [row // model.cell * side + column // model.cell for row, column in places]
             shares = trace[key][torch.arange(len(cells)), 0, cells].cpu()
-            attended.append((f"{name}: attention\nof the cross, round {number}", shares.unflatten(1, (-1, side))))
+            attended.append((f"attention of the\ncross, round {number}", shares.unflatten(1, (-1, side))))
     figure = new_figure(1.35 * (len(panels) + len(attended)), 1.45 * len(batch.images) + 0.3)
     grid = figure.subplots(len(batch.images), len(panels) + len(attended), squeeze=False)
     for row, (axes, (down, across)) in enumerate(zip(grid, places, strict=True)):

@@ -146,8 +146,8 @@ def test_parts_can_be_left_out() -> None:
 
 @pytest.mark.long
 def test_it_trains_by_the_command_with_its_added_losses(tmp_path: Path) -> None:
-    words = ["train", "--task", "segmentation", "--data", "shape_masks", "--model", "self_guided_small", "--limit", "32"]
-    more = ["--epochs", "1", "--loss-weights", "guide=0.5", "--device", "cpu", "--model-args", "width=4"]
-    assert main([*words, *more, "--output", str(tmp_path / "run")]) == 0
+    words = "train --task segmentation --data shape_masks --model self_guided_small --limit 32 --epochs 1 --device cpu"
+    more = ["--loss-weights", "guide=0.5", "--model-args", "width=4", "--output", str(tmp_path / "run")]
+    assert main([*words.split(), *more]) == 0
     (history,) = tmp_path.rglob("results.csv")
     assert {"train_guide", "train_reconstruction"} <= set(history.read_text().splitlines()[0].split(","))

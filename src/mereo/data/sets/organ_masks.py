@@ -37,7 +37,7 @@ def _blob(
 
     inside = np.hypot(across, down) < 1.5
     x, y = across[inside], down[inside]
-    angle, edge = np.arctan2(y, x), 1.0
+    angle, edge = np.arctan2(y, x), np.ones(len(x))
     for waves in (2, 3, 4):
         edge = edge + generator.normal(0, 0.07) * np.sin(waves * angle + generator.uniform(0, 6.3))
     inside[inside] = np.hypot(x, y) < edge

@@ -75,7 +75,9 @@ class SelfGuidedNetwork(OnBackbone):
     classifier_parts: ClassVar[tuple[str, ...]] = ("head", "raw_head")
     unscored_parts: ClassVar[tuple[str, ...]] = ("raw_head",)
 
+    head: Any
     raw_head: Any
+    attentions: Any
 
     def __init__(
         self,
@@ -131,7 +133,7 @@ class SelfGuidedNetwork(OnBackbone):
             D_s; the codes z of each round; and X, R, Y, R', the inputs of the bottlenecks, each with its
             reconstruction.
         """
-        refined, codes, pairs = fused, [], []
+        refined, codes, pairs = fused, list[Tensor](), list[Tensor]()
         for index, attentions in enumerate(self.attentions):
             entry = torch.cat((own, fused if index == 0 else bounded(refined, LARGEST) * fused), 1)
             if self.reconstruction is None:

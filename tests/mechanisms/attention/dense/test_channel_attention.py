@@ -32,12 +32,8 @@ def test_two_channels_by_hand() -> None:
     maps = torch.tensor([[1.0, 0.0], [1.0, 1.0]]).view(1, 2, 2, 1)
     with mereo.record(module) as trace:
         output = module(maps)
-    torch.testing.assert_close(
-        trace["coupling"][0, 0], torch.tensor([[0.5, 0.5], [0.7311, 0.2689]]), rtol=0, atol=1e-4
-    )
-    torch.testing.assert_close(
-        output.view(2, 2), torch.tensor([[2.0, 0.5], [2.0, 1.2689]]), rtol=0, atol=1e-4
-    )
+    torch.testing.assert_close(trace["coupling"][0, 0], torch.tensor([[0.5, 0.5], [0.7311, 0.2689]]), rtol=0, atol=1e-4)
+    torch.testing.assert_close(output.view(2, 2), torch.tensor([[2.0, 0.5], [2.0, 1.2689]]), rtol=0, atol=1e-4)
 
 
 def test_places_and_channels_have_no_order() -> None:
