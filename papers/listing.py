@@ -30,6 +30,7 @@ NAMES = (
     "ir_diffusion",
     "moh",
     "mspcaps",
+    "multiscale_self_guided_attention",
     "neighborhood",
     "ninformer",
     "normgrad",

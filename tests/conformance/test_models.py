@@ -121,7 +121,7 @@ def test_presets_are_described_and_have_as_many_parameters_as_they_declare(name:
 
 @pytest.mark.parametrize("name", smallest_of_each_size())
 def test_presets_take_images_of_their_size(name: str) -> None:
-    model = outline(name)
+    model = outline(name).eval()
     assert fits(model(torch.empty(2, *model.image_shape, device="meta")), model, 2)
 
 

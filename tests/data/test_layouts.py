@@ -293,6 +293,12 @@ layout(
     | many("test/label=1", content="binary"),
     Reading(("background", "object"), {"train": 3, "test": 1}, "train/image/ with train/label/", masks=True),
 )
+layout(
+    "images and masks that end in their kind",
+    "cwfid/dataset",
+    many("images=3", suffix="_image.png") | many("masks=3", suffix="_mask.png", content="binary"),
+    Reading(("background", "object"), {"train": 3}, "images/ with masks/", masks=True),
+)
 VOC = (
     many("VOC2012/JPEGImages=4")
     | many("VOC2012/SegmentationClass=3", content="mask")

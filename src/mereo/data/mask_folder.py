@@ -33,6 +33,8 @@ COLOUR_FILES = ("class_dict.csv", "classes.csv", "label_colors.txt", "labelmap.t
 """Colours and names of the classes: name, red, green and blue, in any order and with any separator."""
 _ENDINGS = ("", "_mask", "-mask", "_label", "_gt", "_L", "_P", "_seg", "_segmentation")
 """What the name of a mask may have behind the name of its image."""
+_OF_IMAGE = re.compile(r"[ _-](images?|img)$", re.IGNORECASE)
+"""What the name of an image may have in that place: 001_image.png beside 001_mask.png."""
 _BEHIND = re.compile(r"[ _-]?(annot|annotations?|labels?|masks?|gt|seg)", re.IGNORECASE)
 """What the name of a folder of masks may have behind the name of the folder of its images."""
 _LIST = re.compile(r"(?:.*/)?ImageSets/Segmentation/(train|val|test)\.txt")
@@ -98,7 +100,8 @@ def _matched(tree: Tree, places: tuple[str, str], *, some: bool) -> list[tuple[s
     images, masks = (_files(tree, place) for place in places)
     pairs, alone = [], []
     for name, image in sorted(images.items()):
-        mask = next((masks[name + ending] for ending in _ENDINGS if name + ending in masks), None)
+        candidates = (base + ending for base in (name, _OF_IMAGE.sub("", name)) for ending in _ENDINGS)
+        mask = next((masks[each] for each in candidates if each in masks), None)
         if mask is None:
             alone.append(image)
         else:

@@ -6,6 +6,7 @@ from mereo.layers.conv_norm import ConvNorm
 from mereo.layers.decoder_block import DecoderBlock
 from mereo.layers.feed_forward import FeedForward
 from mereo.layers.gated_linear_unit import SimpleGLU
+from mereo.layers.guided_attention import GuidedAttention, SemanticBottleneck
 from mereo.layers.inverted_bottleneck import InvertedBottleneck
 from mereo.layers.layer_scale import LayerScale
 from mereo.layers.norms import ChannelNorm, SimpleRMSNorm
@@ -23,6 +24,7 @@ __all__ = [
     "ConvNorm",
     "DecoderBlock",
     "FeedForward",
+    "GuidedAttention",
     "InvertedBottleneck",
     "LayerScale",
     "RelativePositionNetwork",
@@ -30,6 +32,7 @@ __all__ = [
     "Res2SEBlock",
     "Residual",
     "SelfAttention",
+    "SemanticBottleneck",
     "SimpleGLU",
     "SimpleRMSNorm",
     "StaircaseCache",

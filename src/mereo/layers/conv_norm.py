@@ -22,7 +22,7 @@ def _is_plain(module: nn.Module) -> TypeGuard[nn.Conv2d]:
 
 
 class ConvNorm(nn.Sequential):
-    """activation(norm(conv(x))), the convolution without a bias.
+    """activation(norm(conv(x))), the convolution without a bias unless one is asked for.
 
     Its entries are a convolution, a norm and, where given, an activation: `VisionModel.fuse` folds the first two. In
     evaluation without gradients the weights are folded in each call, if that costs less than a pass over the maps.
@@ -33,6 +33,7 @@ class ConvNorm(nn.Sequential):
         activation: makes the module that follows; nothing follows by default.
         eps, momentum: of the batch normalisation.
         norm_weight: initial weight of the norm; 0 makes a residual branch start at zero.
+        bias: of the convolution, which the norm cancels in training; for the parameters of published networks.
 
     Shapes: (batch, inputs, height, width) -> (batch, outputs, ceil(height / stride), ceil(width / stride)).
     """
@@ -49,8 +50,9 @@ class ConvNorm(nn.Sequential):
         eps: float = 1e-5,
         momentum: float = 0.1,
         norm_weight: float = 1.0,
+        bias: bool = False,
     ) -> None:
-        convolution = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
+        convolution = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=bias)
         norm = nn.BatchNorm2d(outputs, eps=eps, momentum=momentum)
         nn.init.constant_(norm.weight, norm_weight)
         super().__init__(convolution, norm, *([] if activation is None else [activation()]))

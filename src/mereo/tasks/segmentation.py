@@ -74,6 +74,9 @@ def dice_loss(scores: Tensor, masks: Tensor) -> Tensor:
 class SegmentationObjective(Objective):
     """A network and its loss: the cross-entropy of the pixels and, weighted, the dice loss.
 
+    A network that supervises several maps gives them all in training, (batch, maps, classes, height, width): the loss
+    is the sum over the maps, and their mean is measured.
+
     Args:
         model: scores (batch, classes, height, width) of images of that size.
         dice_weight: of the dice loss.
@@ -85,9 +88,11 @@ class SegmentationObjective(Objective):
         self.dice_weight, self.label_smoothing = dice_weight, label_smoothing
 
     def step(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        scores = self.model(batch.images)
-        check_scores(scores, batch)
-        return self._sum(scores, batch, self.label_smoothing), scores
+        outputs = self.model(batch.images)
+        maps = outputs.unbind(1) if outputs.dim() == 5 else (outputs,)
+        check_scores(maps[0], batch)
+        loss = torch.stack([self._sum(scores, batch, self.label_smoothing) for scores in maps]).sum()
+        return loss, outputs.mean(1) if outputs.dim() == 5 else outputs
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         return self._sum(outputs, batch, 0.0)

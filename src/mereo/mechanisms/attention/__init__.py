@@ -7,6 +7,7 @@ that settle among stored patterns.
 from mereo.core.distributed import distributed_attention
 from mereo.mechanisms.attention.borrowed import BorrowedCoupling
 from mereo.mechanisms.attention.dense import (
+    ChannelAttention,
     ChannelGroupAttention,
     ClassAttention,
     MultiHeadAttention,
@@ -75,6 +76,7 @@ __all__ = [
     "BiLevelRoutingAttention",
     "BlockAttention",
     "BorrowedCoupling",
+    "ChannelAttention",
     "ChannelGroupAttention",
     "ClassAttention",
     "ClearAttention",

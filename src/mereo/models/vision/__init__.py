@@ -14,6 +14,7 @@ from mereo.models.vision.hierarchical_spectformer import HierarchicalSpectFormer
 from mereo.models.vision.maxvit import MaxViT
 from mereo.models.vision.nat import NAT
 from mereo.models.vision.ninformer import NiNformer
+from mereo.models.vision.self_guided import SelfGuidedNetwork
 from mereo.models.vision.shvit import SHViT
 from mereo.models.vision.spectformer import SpectFormer
 from mereo.models.vision.transnext import TransNeXt
@@ -35,6 +36,7 @@ __all__ = [
     "MaxViT",
     "NiNformer",
     "SHViT",
+    "SelfGuidedNetwork",
     "SpectFormer",
     "TransNeXt",
     "UNet",

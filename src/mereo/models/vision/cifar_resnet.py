@@ -20,12 +20,12 @@ from mereo.models.registry import register_model
 class CifarResNet(VisionModel):
     """Classify small images with residual blocks.
 
-    image -> conv 3x3, BN, ReLU -> 3 stages of blocks, the second and third with stride 2 -> mean -> linear
+    image -> conv 3x3, BN, ReLU -> 3 stages of blocks, all but the first with stride 2 -> mean -> linear
 
     Args:
         num_classes, in_chans, img_size: as in timm; images of any size.
         blocks: in each stage; the network has 6 blocks + 2 layers.
-        widths: channels of the stages, ascending.
+        widths: channels of the stages, ascending; 3 stages in the paper.
         stem_stride: of the first convolution; 1 in the paper.
         mechanism: name of a mechanism at the end of every residual branch, such as "squeeze_excite", one of
             `mereo.list_mechanisms(interface="maps")` or "tokens"; None for none. Mechanisms that are made for a size of
@@ -51,7 +51,7 @@ class CifarResNet(VisionModel):
         img_size: int | tuple[int, int] = 32,
         *,
         blocks: int = 3,
-        widths: tuple[int, int, int] = (16, 32, 64),
+        widths: tuple[int, ...] = (16, 32, 64),
         stem_stride: int = 1,
         mechanism: str | None = None,
         mechanism_args: dict[str, Any] = NO_ARGUMENTS,
