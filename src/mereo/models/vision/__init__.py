@@ -16,6 +16,7 @@ from mereo.models.vision.nat import NAT
 from mereo.models.vision.ninformer import NiNformer
 from mereo.models.vision.shvit import SHViT
 from mereo.models.vision.spectformer import SpectFormer
+from mereo.models.vision.subspace_embedding import SubspaceEmbedding
 from mereo.models.vision.transnext import TransNeXt
 from mereo.models.vision.unet import UNet
 from mereo.models.vision.vit import ViT
@@ -36,6 +37,7 @@ __all__ = [
     "NiNformer",
     "SHViT",
     "SpectFormer",
+    "SubspaceEmbedding",
     "TransNeXt",
     "UNet",
     "ViT",
