@@ -106,15 +106,16 @@ class SubspaceObjective(Objective):
 
     # --- between epochs ---------------------------------------------------------------------------------------------
 
-    def _fine_tunes(self, epoch: Epoch) -> bool:
-        return epoch.number >= epoch.count * (1 - self.options.fine_tune)
+    def _fine_tunes(self, epoch: Epoch, number: int) -> bool:
+        """Whether learners are no longer trained apart in an epoch of that number."""
+        return number >= epoch.count * (1 - self.options.fine_tune)
 
     def begin_epoch(self, epoch: Epoch) -> None:
         count = len(self.model.head.learners)
         due = self.groups is None or self.was_split or epoch.number % self.options.regroup == 0
         self.was_split = False
         self.figures = {"learners": float(count)}
-        if count == 1 or self._fine_tunes(epoch):
+        if count == 1 or self._fine_tunes(epoch, epoch.number):
             self.groups = None
         elif due:
             seed = int(epoch.generator("groups").initial_seed() % 2**32)
@@ -150,7 +151,9 @@ class SubspaceObjective(Objective):
             self.best, self.may_split = (nmi, epoch.number), True
         last = self.model.head.learners[-1].cpu()
         waited = epoch.number - self.best[1] >= options.patience
-        if not (waited and self.may_split and len(last) > options.least_outputs) or self._fine_tunes(epoch):
+        if not (waited and self.may_split and len(last) > options.least_outputs) or self._fine_tunes(
+            epoch, epoch.number + 1
+        ):
             return []
         kept = kept_outputs(sums[last], options.threshold)
         count = int(kept.sum())

@@ -21,7 +21,7 @@ SHAPES = CLASSES[1:]
 COLOURS = {"red": (1.0, 0.2, 0.2), "green": (0.2, 0.8, 0.2), "blue": (0.25, 0.35, 1.0), "yellow": (0.9, 0.8, 0.2)}
 NAMES = tuple(f"{colour} {shape}" for shape in SHAPES for colour in COLOURS)
 EACH = {"train": 40, "validation": 12, "test": 25}
-_RADIUS, _TURNED, _NOISE, _SHADE, _GREY = (5.0, 8.0), 0.5, 0.08, 0.22, 3
+_RADIUS, _TURNED, _NOISE, _SHADE, _GREY = (6.5, 9.0), 0.5, 0.04, 0.15, 2
 
 
 def make_sample(number: int, generator: "np.random.Generator") -> "tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]":
