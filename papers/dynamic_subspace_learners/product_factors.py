@@ -24,11 +24,11 @@ from mereo.training.report import Report
 from mereo.training.trainer import train
 from papers.common.settings import Settings
 
-EPOCHS, BATCH, RATE, DIM, TESTED = 30, 32, 5e-3, 32, 400
+EPOCHS, BATCH, RATE, DIM, TESTED = 24, 32, 1e-2, 32, 400
 NETWORK: Mapping[str, Any] = {"backbone_args": {"blocks": 1, "widths": [8, 16, 32]}}
 DYNAMIC = "dynamic"
 LEARNERS = {"1 learner": 1, "2 learners": 2, "4 learners": 4, DYNAMIC: 1}
-PATIENCE, LEAST_OUTPUTS, LEAST_KEPT = 4, 6, 3
+PATIENCE, LEAST_OUTPUTS, LEAST_KEPT = 3, 6, 3
 METRICS = {"NMI": "nmi", "recall@1": "recall_at_1", "recall@2": "recall_at_2", "recall@4": "recall_at_4",
            "recall@8": "recall_at_8", "mAP": "mean_average_precision"}  # fmt: skip
 CURVES, MAPS = "learners.png", "attention.png"

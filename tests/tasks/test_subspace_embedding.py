@@ -123,7 +123,7 @@ def test_moments_of_new_rows_are_zero_and_a_split_waits_for_a_better_nmi() -> No
 
     def end(number: int, nmi: float) -> int:
         objective.sums = torch.arange(12.0)
-        epoch: Any = type("Epoch", (), {"number": number, "count": 60, "generator": lambda self, _: torch.Generator()})
+        epoch: Any = type("Epoch", (), {"number": number, "epochs": 60, "generator": lambda self, _: torch.Generator()})
         objective.end_epoch(epoch(), {"nmi": nmi}, optimizer)
         return len(model.head.learners)
 

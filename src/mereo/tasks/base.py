@@ -53,7 +53,7 @@ class Epoch(NamedTuple):
 
     Attributes:
         number: counted from 0.
-        count: epochs of the training.
+        epochs: of the training.
         steps, batch_size: of the epoch.
         images: of the training.
         generator: makes the random numbers of the epoch for a purpose.
@@ -61,7 +61,7 @@ class Epoch(NamedTuple):
     """
 
     number: int
-    count: int
+    epochs: int
     steps: int
     batch_size: int
     images: Images

@@ -108,7 +108,7 @@ class SubspaceObjective(Objective):
 
     def _fine_tunes(self, epoch: Epoch, number: int) -> bool:
         """Whether learners are no longer trained apart in an epoch of that number."""
-        return number >= epoch.count * (1 - self.options.fine_tune)
+        return number >= epoch.epochs * (1 - self.options.fine_tune)
 
     def begin_epoch(self, epoch: Epoch) -> None:
         count = len(self.model.head.learners)
@@ -197,7 +197,7 @@ class SubspaceEmbedding(Embedding):
     name = "subspace_embedding"
     chooses = ("nmi", "max")
     unseen_classes = False
-    Options = SubspaceOptions
+    Options: ClassVar[type[Any]] = SubspaceOptions
     example_model = "subspace_resnet8"
     example_data = "coloured_shapes"
     settings: ClassVar[Mapping[str, Any]] = {"batch_size": 32}

@@ -56,7 +56,7 @@ def make_split(
 
     generator = np.random.default_rng([SEED, list(EACH).index(split)])
     labels = np.repeat(np.arange(len(NAMES)), EACH[split])
-    images, masks = zip(*(make_sample(number, generator) for number in labels), strict=True)
+    images, masks = zip(*(make_sample(number, generator) for number in labels.tolist()), strict=True)
     return np.stack(images), labels, np.stack(masks)
 
 
