@@ -48,6 +48,8 @@ def match(new: Tensor, old: Tensor, count: int) -> Tensor:
     """New groups with the numbers of the old ones that they resemble, by the assignment of the least cost.
 
     Shapes: new, old int64 (images,) -> int64 (images,); see `costs`.
+
+    Deviates: the authors' code renames by the inverse of the assignment, which costs more unless both are the same.
     """
     from scipy.optimize import linear_sum_assignment
 
