@@ -121,8 +121,9 @@ def load_splits(
         length: number of tokens or points that the model takes, None for images: a path is then one of text.
         in_chans: channels of the images, 1 or 3; the channels of the data set when None.
         crop_pct: side of the model's image over side of the stored one; below 1 batches are cropped.
-        validation_fraction: of the training images, held out with classes in proportion; of that share of the classes
-            where test images are of other classes; 0 holds out none. Data with both val and test is not divided further.
+        validation_fraction: of the training images, held out with classes in proportion; where test images are of
+            other classes, of the training classes. 0 holds out none. Data with both val and test is not divided
+            further.
         seed: of the choice of held-out images and of the limit. Test images and their pairs do not depend on it.
         strict: whether a file that cannot be read is an error, rather than skipped with a warning.
         limit: largest number of training images, with classes in proportion; held-out images are reduced in proportion,

@@ -150,10 +150,8 @@ class SubspaceObjective(Objective):
         if self.best is None or nmi > self.best[0]:
             self.best, self.may_split = (nmi, epoch.number), True
         last = self.model.head.learners[-1].cpu()
-        waited = epoch.number - self.best[1] >= options.patience
-        if not (waited and self.may_split and len(last) > options.least_outputs) or self._fine_tunes(
-            epoch, epoch.number + 1
-        ):
+        stalls = self.may_split and epoch.number - self.best[1] >= options.patience
+        if not stalls or len(last) <= options.least_outputs or self._fine_tunes(epoch, epoch.number + 1):
             return []
         kept = kept_outputs(sums[last], options.threshold)
         count = int(kept.sum())
@@ -196,7 +194,6 @@ class SubspaceEmbedding(Embedding):
 
     name = "subspace_embedding"
     chooses = ("nmi", "max")
-    unseen_classes = False
     Options: ClassVar[type[Any]] = SubspaceOptions
     example_model = "subspace_resnet8"
     example_data = "coloured_shapes"

@@ -539,7 +539,8 @@ class Trainer:
             self.report.say(warning)
         self.history, self.best = progress["history"], progress["best"]
         self.seconds, empty = progress["seconds"], self._no_sums()
-        self.plain_objective.restore(progress.get("memory", {}))
+        with fitting(self.folder.state):
+            self.plain_objective.restore(progress.get("memory", {}))
         # A checkpoint of an earlier version has sums of the loss and of another metric.
         earlier = len(progress["partial"]) != len(empty)
         self.partial = [progress["partial"][0], *empty[1:]] if earlier else progress["partial"]
