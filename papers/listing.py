@@ -20,6 +20,7 @@ NAMES = (
     "combiner",
     "constellations",
     "defaults",
+    "dynamic_subspace_learners",
     "dynamical_systems",
     "dual_cross_attention",
     "evit",

@@ -175,6 +175,13 @@ def test_too_few_images_to_hold_out(make_folder: Callable[..., Path]) -> None:
     assert load_splits(str(folder), img_size=8, validation_fraction=0).validation is None
 
 
+def test_where_test_images_show_new_identities_held_out_images_do_too(make_folder: Callable[..., Path]) -> None:
+    folder = make_folder(*(f"train/{name}=2" for name in "abcdef"), "test/x=2", "test/y=2")
+    splits = load_splits(str(folder), img_size=8, unseen=True)
+    assert splits.validation is not None and splits.validation.strata.bincount().unique().tolist() == [0, 2]
+    assert not {*splits.validation.strata.tolist()} & {*splits.train.strata.tolist()}
+
+
 def test_the_import_is_light() -> None:
     heavy = ("torchvision", "matplotlib", "rich", "sklearn", "scipy", "PIL")
     line = (

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mereo.data.counter import uniform
-from mereo.data.split import hold_out, stratified
+from mereo.data.split import hold_out, hold_out_classes, stratified
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.integers(1, 60), st.integers(0, 9))
@@ -26,6 +26,15 @@ def test_hold_out_leaves_one_of_each_class() -> None:
     assert labels[kept].bincount().tolist() == [1, 1, 1]
     assert len(held) == 10
     assert len(hold_out(torch.tensor([0, 1, 2]), 0.5, seed=0)[1]) == 0
+
+
+def test_whole_classes_are_held_out() -> None:
+    labels = torch.arange(60) % 12
+    kept, held = hold_out_classes(labels, 0.25, seed=0)
+    assert len(labels[held].unique()) == 3 and len(held) == 15 and not torch.isin(labels[kept], labels[held]).any()
+    assert torch.equal(torch.cat((kept, held)).sort().values, torch.arange(60))
+    assert len(hold_out_classes(labels, 0.01, seed=1)[1]) == 10
+    assert all(map(torch.equal, hold_out_classes(labels % 3, 0.5, seed=0), hold_out(labels % 3, 0.5, seed=0)))
 
 
 def test_seeds_choose_differently_and_repeat() -> None:

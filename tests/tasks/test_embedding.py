@@ -11,7 +11,7 @@ from mereo.data import Batch
 from mereo.errors import UsageError
 from mereo.tasks import Embedding
 from mereo.tasks.base import Seen
-from mereo.tasks.embedding import EmbeddingMetrics, contrastive_loss
+from mereo.tasks.embedding import EmbeddingMetrics, cluster_agreement, contrastive_loss
 
 
 def some(count: int = 12, identities: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,8 +47,8 @@ def test_retrieval_is_that_of_loops_over_all_batches_in_any_order() -> None:
         for part in parts:
             metrics.update(z[part], Batch(None, labels[part]))
         found.append(metrics.compute())
-    recalls: dict[int, list[bool]] = {1: [], 5: []}
-    precisions = []
+    recalls: dict[int, list[bool]] = {1: [], 2: [], 4: [], 5: [], 8: []}
+    precisions, nearer = [], []
     for i in range(14):
         order = sorted((j for j in range(14) if j != i), key=lambda j: -float(z[i] @ z[j]))
         hits = [bool(labels[j] == labels[i]) for j in order]
@@ -56,10 +56,24 @@ def test_retrieval_is_that_of_loops_over_all_batches_in_any_order() -> None:
             for k, values in recalls.items():
                 values.append(any(hits[:k]))
             ranks = [rank for rank, hit in enumerate(hits, 1) if hit]
+            nearer += [one < other for one, hit in enumerate(hits) if hit for other, no in enumerate(hits) if not no]
             precisions.append(sum((n + 1) / rank for n, rank in enumerate(ranks)) / len(ranks))
     expected = {f"recall_at_{k}": sum(values) / 13 for k, values in recalls.items()}
     expected["mean_average_precision"] = sum(precisions) / 13
+    expected["triplet_accuracy"] = sum(nearer) / len(nearer)
     assert found[0] == pytest.approx(expected) and found[1] == pytest.approx(expected)
+
+
+def test_clusters_are_compared_with_the_identities_in_any_order() -> None:
+    z, labels = torch.eye(3).repeat(4, 1), torch.arange(12) % 3
+    z = torch.nn.functional.normalize(z + 0.01 * torch.randn(12, 3), dim=1)
+    metrics = Embedding((), {"clusters": True}).metrics()
+    metrics.update(z, Batch(None, labels))
+    assert metrics.compute()["nmi"] == pytest.approx(1)
+    z, order = torch.randn(12, 3), torch.randperm(12)
+    first = cluster_agreement(z, labels)
+    assert 0 <= first < 1 and cluster_agreement(z[order], labels[order]) == first
+    assert cluster_agreement(torch.ones(4, 2), torch.arange(4)) == 0 and "nmi" not in Embedding().metrics().compute()
 
 
 def test_files_of_a_gallery_name_the_nearest_images(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ class DataFacts:
     @property
     def too_few(self) -> list[str]:
         """The classes with too few images; empty if every class has few."""
-        few = [name for name, count in self.classes.items() if count < FEWEST]
+        few = [name for name, count in self.classes.items() if 0 < count < FEWEST]  # 0: classes that are only tested
         return few if len(few) < len(self.classes) else []
 
     @property

@@ -19,7 +19,7 @@ from mereo.data.registry import DatasetInfo
 from mereo.data.set_aside import TEST_SEED, for_evaluation
 from mereo.data.sets import find_dataset
 from mereo.data.sources import dataset_info, open_dataset
-from mereo.data.split import hold_out, stratified
+from mereo.data.split import hold_out, hold_out_classes, stratified
 from mereo.data.storage import Storage
 from mereo.data.stream import StreamedSet, as_source
 from mereo.errors import MereoError, UsageError, check_choice, check_fraction, check_positive, check_probability
@@ -71,7 +71,10 @@ def _plan(splits: dict[str, RawSplit], validation_fraction: float, seed: int, li
     plan = dict(splits)
     carved = "validation" not in plan and validation_fraction > 0
     if carved:
-        kept, held = hold_out(plan["train"].labels, validation_fraction, seed)
+        labels, tested = plan["train"].labels, plan["test"].labels
+        # Where test images show new identities only, held-out images do so too.
+        new = len(tested) > 0 and not bool(torch.isin(tested, labels).any())
+        kept, held = (hold_out_classes if new else hold_out)(labels, validation_fraction, seed)
         if not len(held):
             raise UsageError(
                 f"validation_fraction is {validation_fraction}, but no class has two training images; it must be 0."
@@ -118,8 +121,9 @@ def load_splits(
         length: number of tokens or points that the model takes, None for images: a path is then one of text.
         in_chans: channels of the images, 1 or 3; the channels of the data set when None.
         crop_pct: side of the model's image over side of the stored one; below 1 batches are cropped.
-        validation_fraction: of the training images, held out with classes in proportion; 0 holds out none. Data with
-            both val and test is not divided further.
+        validation_fraction: of the training images, held out with classes in proportion; where test images are of
+            other classes, of the training classes. 0 holds out none. Data with both val and test is not divided
+            further.
         seed: of the choice of held-out images and of the limit. Test images and their pairs do not depend on it.
         strict: whether a file that cannot be read is an error, rather than skipped with a warning.
         limit: largest number of training images, with classes in proportion; held-out images are reduced in proportion,

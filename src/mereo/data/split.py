@@ -38,3 +38,16 @@ def stratified(labels: Tensor, count: int, seed: int, *, spare: int = 0) -> tupl
 def hold_out(labels: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
     """Hold out a fraction of a split, at least one image; each class keeps one. -> (kept, held out)."""
     return stratified(labels, max(round(fraction * len(labels)), 1), seed, spare=1)
+
+
+def hold_out_classes(labels: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Hold out all images of a fraction of the classes, at least two; of fewer than four classes as `hold_out` does.
+
+    -> (kept, held out)
+    """
+    kinds = labels.unique()
+    if len(kinds) < 4:
+        return hold_out(labels, fraction, seed)
+    order = uniform(seed, torch.arange(len(kinds)), 1)[:, 0].argsort()
+    held = torch.isin(labels, kinds[order[: max(round(fraction * len(kinds)), 2)]])
+    return (~held).nonzero().flatten(), held.nonzero().flatten()

@@ -14,6 +14,7 @@ from mereo.tasks.reconstruction import Reconstruction
 from mereo.tasks.regression import Regression
 from mereo.tasks.scanpaths import Scanpaths
 from mereo.tasks.segmentation import Segmentation
+from mereo.tasks.subspace_embedding import SubspaceEmbedding
 from mereo.tasks.triples import Triples
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Regression",
     "Scanpaths",
     "Segmentation",
+    "SubspaceEmbedding",
     "Task",
     "Triples",
     "get_task",

@@ -10,7 +10,7 @@ engine sums a single vector.
 import csv
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -48,6 +48,27 @@ class Settings(Protocol):
     def cutmix(self) -> float: ...
 
 
+class Epoch(NamedTuple):
+    """An epoch of a training, for objectives that choose its images.
+
+    Attributes:
+        number: counted from 0.
+        epochs: of the training.
+        steps, batch_size: of the epoch.
+        images: of the training.
+        generator: makes the random numbers of the epoch for a purpose.
+        batches: the training images in order, prepared for the model and not augmented.
+    """
+
+    number: int
+    epochs: int
+    steps: int
+    batch_size: int
+    images: Images
+    generator: Callable[[str], torch.Generator]
+    batches: Callable[[], Iterable[Batch]]
+
+
 class Objective(nn.Module, ABC):
     """A model and its loss as one module, so that one forward pass is distributed and compiled.
 
@@ -61,6 +82,7 @@ class Objective(nn.Module, ABC):
         added: the added losses of the last step by name, weighted, (), without gradients.
         regularisers: modules that are called in place of a step of training, one around the other, as
             `regulariser(objective, step, batch)`, and give what the step gives; they may add losses.
+        figures: of the epoch under way, by the names of their columns in the history; the names are fixed.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -68,6 +90,7 @@ class Objective(nn.Module, ABC):
         self.model: Any = model
         self.regularisers = nn.ModuleList()
         self.added: dict[str, Tensor] = {}
+        self.figures: dict[str, float] = {}
 
     @property
     def added_names(self) -> tuple[str, ...]:
@@ -97,6 +120,24 @@ class Objective(nn.Module, ABC):
 
     def at_step(self, step: int, steps: int) -> None:
         """Set what depends on the step, such as a margin; `step` counts from 0 to `steps` - 1."""
+
+    def begin_epoch(self, epoch: Epoch) -> None:
+        """Prepare an epoch, before its first step; not called for an epoch that is resumed."""
+
+    def order(self, epoch: Epoch) -> Tensor | None:
+        """The images of an epoch, int64 (steps * batch_size,), a function of `memory()`; None for the usual order."""
+        return None
+
+    def end_epoch(self, epoch: Epoch, figures: Mapping[str, float], optimizer: torch.optim.Optimizer) -> list[str]:
+        """Change what the epoch's metrics on held-out data suggest, and report it in lines; nothing by default."""
+        return []
+
+    def memory(self) -> dict[str, Any]:
+        """What it remembers from step to step, as plain finite values, which are saved with the run."""
+        return {}
+
+    def restore(self, memory: Mapping[str, Any]) -> None:
+        """Take what `memory` returned."""
 
 
 class Metrics(ABC):

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from mereo.data import Batch, Images
 from mereo.errors import UsageError, check_positive
 from mereo.files import write_atomically
+from mereo.runtime.libraries import require
 from mereo.tasks.base import Metrics, Objective, Seen, Settings, Task, csv_bytes, register_task
 from mereo.tasks.pictures import draw_images
 
-_RECALLS = (1, 5)
+_RECALLS = (1, 2, 4, 5, 8)
 _CHUNK = 1024
 """Number of queries that are compared with all images at a time."""
 _QUERIES, _SHOWN, _LISTED = 8, 6, 5
@@ -34,10 +35,13 @@ class EmbeddingOptions:
     Args:
         dim: size of an embedding.
         temperature: divides the similarities in the loss; a smaller one makes near identities count more.
+        clusters: also cluster the embeddings of a split by k-means, one cluster for each identity, and report the
+            normalised mutual information with the identities; needs scikit-learn.
     """
 
     dim: int = 64
     temperature: float = 0.1
+    clusters: bool = False
 
     def __post_init__(self) -> None:
         check_positive(dim=self.dim, temperature=self.temperature)
@@ -90,10 +94,18 @@ class EmbeddingMetrics(Metrics):
     """Retrieval over a whole split: every image is a query, and all others are the gallery.
 
     recall at k: share of queries with an image of their identity among the k nearest.   mean average precision: of the
-    ranks of all images of the identity.
+    ranks of all images of the identity.   triplet accuracy: share of all triplets of a query, an image of its identity
+    and one of another in which the former is nearer.   nmi: normalised mutual information of identities and clusters.
 
     Queries without another image of their identity are left out.
+
+    Args:
+        clusters: whether to cluster.
     """
+
+    def __init__(self, clusters: bool = False) -> None:
+        super().__init__()
+        self.clusters = clusters
 
     def update(self, outputs: Tensor, batch: Batch) -> None:
         self.keep(batch.labels, outputs)
@@ -101,7 +113,7 @@ class EmbeddingMetrics(Metrics):
     def compute(self) -> dict[str, float]:
         rows = torch.cat(self.rows) if self.rows else torch.zeros(0, 1)
         labels, embeddings = rows[:, 0], rows[:, 1:]
-        sums, count = torch.zeros(len(_RECALLS) + 1, dtype=torch.float64), 0
+        sums, count = torch.zeros(len(_RECALLS) + 3, dtype=torch.float64), 0
         for first in range(0, len(rows), _CHUNK):
             queries = torch.arange(first, min(first + _CHUNK, len(rows)))
             similar = embeddings[queries] @ embeddings.T
@@ -112,11 +124,38 @@ class EmbeddingMetrics(Metrics):
             ranks = torch.arange(1, hits.shape[1] + 1)
             precision = (hits.cumsum(1) / ranks * hits).sum(1) / hits.sum(1)
             recalls = [hits[:, :k].amax(1).sum() if hits.numel() else hits.sum() for k in _RECALLS]
-            sums += torch.stack([*recalls, precision.sum()])
+            others = 1 - hits
+            behind = ((others.sum(1, keepdim=True) - others.cumsum(1)) * hits).sum()
+            sums += torch.stack([*recalls, precision.sum(), behind, (hits.sum(1) * others.sum(1)).sum()])
             count += len(hits)
-        shares = (sums / max(count, 1)).tolist()
+        *shares, behind, triplets = sums.tolist()
         names = [*(f"recall_at_{k}" for k in _RECALLS), "mean_average_precision"]
-        return dict(zip(names, shares, strict=True))
+        found = {name: share / max(count, 1) for name, share in zip(names, shares, strict=True)}
+        found["triplet_accuracy"] = behind / max(triplets, 1)
+        return found | ({"nmi": cluster_agreement(embeddings, labels)} if self.clusters else {})
+
+
+def cluster_agreement(embeddings: Tensor, labels: Tensor) -> float:
+    """Normalised mutual information of labels and of k-means clusters, as many as there are labels; 0 to 1.
+
+    NMI = 2 I(clusters; labels) / (H(clusters) + H(labels))
+
+    It does not depend on the order of the images.
+
+    Shapes: embeddings (images, dim), labels (images,).
+    """
+    require("clusters", ("sklearn",), "sklearn")
+    from sklearn.cluster import KMeans
+    from sklearn.metrics import normalized_mutual_info_score
+
+    points, names = embeddings.double().numpy(), labels.numpy()
+    order = np.lexsort((*points.T, names))  # k-means starts from drawn images
+    points, names = points[order], names[order]
+    count = min(len(np.unique(names)), len(np.unique(points, axis=0)))
+    if not count:
+        return 0.0
+    clusters = KMeans(count, n_init=5, random_state=0).fit_predict(points)
+    return float(normalized_mutual_info_score(names, clusters))
 
 
 @register_task
@@ -156,14 +195,18 @@ class Embedding(Task):
     def outputs_in_words(self) -> str:
         return "The output is a vector; divided by its length, its products with others are their cosine similarities."
 
-    def objective(self, model: nn.Module, settings: Settings) -> EmbeddingObjective:
+    def check_settings(self, settings: Settings) -> None:
+        """UsageError for settings that only suit scores of classes."""
         for name in ("mixup", "cutmix", "label_smoothing"):
             if getattr(settings, name):
                 raise UsageError(f"{name} is {getattr(settings, name)}, which is for scores of classes; leave it out.")
+
+    def objective(self, model: nn.Module, settings: Settings) -> Objective:
+        self.check_settings(settings)
         return EmbeddingObjective(model, self.options.temperature)
 
     def metrics(self) -> EmbeddingMetrics:
-        return EmbeddingMetrics()
+        return EmbeddingMetrics(self.options.clusters)
 
     def predict(self, outputs: Tensor, top: int = 3) -> list[dict[str, Any]]:
         return [{"embedding": row} for row in outputs.tolist()]

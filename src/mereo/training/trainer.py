@@ -12,6 +12,7 @@ steps of one, `optimise` is a step, `batch` loads its images; then the end of an
 import math
 import os
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from mereo.models import save_weights
 from mereo.models.registry import lay_out
 from mereo.models.weights import check_finite, load_tensors, save_tensors
 from mereo.runtime.text import counted
+from mereo.tasks.base import Epoch
 from mereo.training.adversarial import adversarial_training
 from mereo.training.averaging import WeightAverage
 from mereo.training.backend import deterministic_on, make_accelerator, make_optimizer, memory_format
@@ -157,6 +159,7 @@ class Trainer:
         self.statistics = training_statistics(self.plan, self.splits.train)
         self._prepare_model()
         added = [f"train_{name}" for name in self.plain_objective.added_names]
+        added += self.plain_objective.figures
         self.columns = tuple(dict.fromkeys((*self.task.columns, f"val_{self.chosen_by}", *added)))
         self.history: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None
@@ -229,6 +232,8 @@ class Trainer:
 
         The epoch ends early when a given time is up.
         """
+        if first == 0:
+            self.plain_objective.begin_epoch(self._of_epoch(epoch))
         order = self.sampler(epoch)
         # A set that decodes its images needs to know which of them this process takes in the remaining steps.
         rest = order[first * self.batch_size : self.steps * self.batch_size]
@@ -344,7 +349,22 @@ class Trainer:
 
     def sampler(self, epoch: int) -> Tensor:
         """The order in which an epoch visits the images: int64 (images,)."""
-        return sample_epoch(self.config.sampler, self.config.seed, epoch, self.splits.train)
+        order = self.plain_objective.order(self._of_epoch(epoch))
+        return sample_epoch(self.config.sampler, self.config.seed, epoch, self.splits.train) if order is None else order
+
+    def _of_epoch(self, epoch: int) -> Epoch:
+        """What the objective may know of an epoch."""
+        images, seed = self.splits.train, self.config.seed
+
+        def batches() -> Iterator[Batch]:
+            for part in torch.arange(len(images)).split(max(self.batch_size, self.task.evaluated_at_once)):
+                batch = images.batch(part, crop=self.crop, device=self.device)
+                yield prepare_batch(batch, self.cfg, self.memory_format)
+
+        def draws(purpose: str) -> torch.Generator:
+            return generator(seed, purpose, epoch)
+
+        return Epoch(epoch, self.epochs, self.steps, self.batch_size, images, draws, batches)
 
     @property
     def part_size(self) -> int:
@@ -425,7 +445,7 @@ class Trainer:
         losses, metrics.state = sums.tensor_split([1 + len(self.plain_objective.added_names)])
         metrics.state = metrics.state * self.processes  # the mean over the processes, of their sums
         trained = metrics.compute()[self.task.chooses[0]] if self.task.train_metrics else None
-        row = self._row(epoch, losses.tolist(), trained, scores) | timing
+        row = self._row(epoch, losses.tolist(), trained, scores) | self.plain_objective.figures | timing
         self.history.append(row)
         better = scores is None or is_better(self.task, scores, self.best, self.chosen_by)
         if better:
@@ -439,6 +459,9 @@ class Trainer:
         if split is not None:
             self._keep_time(evaluation / len(split))
         self._plan_epochs(epoch + 1)
+        figures = {} if scores is None else scores.values
+        for line in self.plain_objective.end_epoch(self._of_epoch(epoch), figures, self.optimizer):
+            self.report.say(line)
         self.save_state(epoch + 1, 0, self._no_sums(), None)
         left = self.seconds / (epoch + 1) * (self.epochs - epoch - 1)
         self.report.epoch(row, self.epochs, better and scores is not None, left, self.task, self.chosen_by)
@@ -501,7 +524,7 @@ class Trainer:
         elapsed = 0.0 if began is None else time.monotonic() - began
         progress = {
             "epoch": epoch, "step": step, "partial": partial, "history": self.history, "best": self.best,
-            "seconds": self.seconds + elapsed, "processes": self.processes,
+            "seconds": self.seconds + elapsed, "processes": self.processes, "memory": self.plain_objective.memory(),
         } | self.provenance  # fmt: skip
         if self.clock.total is not None:
             progress["clock"] = self.clock.state()
@@ -516,6 +539,8 @@ class Trainer:
             self.report.say(warning)
         self.history, self.best = progress["history"], progress["best"]
         self.seconds, empty = progress["seconds"], self._no_sums()
+        with fitting(self.folder.state):
+            self.plain_objective.restore(progress.get("memory", {}))
         # A checkpoint of an earlier version has sums of the loss and of another metric.
         earlier = len(progress["partial"]) != len(empty)
         self.partial = [progress["partial"][0], *empty[1:]] if earlier else progress["partial"]

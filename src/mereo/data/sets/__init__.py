@@ -9,6 +9,7 @@ from mereo.data.sets import (
     affnist,
     captions,
     cifar10,
+    coloured_shapes,
     convex_hull,
     delaunay,
     digits,
@@ -34,8 +35,8 @@ from mereo.data.sets import (
 )
 
 __all__ = [
-    "DATASETS", "affnist", "captions", "cifar10", "convex_hull", "delaunay", "digits", "fashion_mnist",
-    "find_dataset", "gcog", "glyph_scenes", "glyphs", "is_dataset", "list_datasets", "mnist", "mqar", "multimnist",
-    "organ_masks", "picture_relations", "pystdlib", "shape_masks", "shape_tags", "shelves", "smallnorb", "solids",
-    "svhn", "tensor_brain_scenes", "tours", "turned_digits",
+    "DATASETS", "affnist", "captions", "cifar10", "coloured_shapes", "convex_hull", "delaunay", "digits",
+    "fashion_mnist", "find_dataset", "gcog", "glyph_scenes", "glyphs", "is_dataset", "list_datasets", "mnist",
+    "mqar", "multimnist", "organ_masks", "picture_relations", "pystdlib", "shape_masks", "shape_tags", "shelves",
+    "smallnorb", "solids", "svhn", "tensor_brain_scenes", "tours", "turned_digits",
 ]  # fmt: skip

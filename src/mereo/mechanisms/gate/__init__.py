@@ -2,6 +2,7 @@
 
 from mereo.mechanisms.gate.capsule_gate import CapsuleGate
 from mereo.mechanisms.gate.cbam import CBAM
+from mereo.mechanisms.gate.convolution_gate import ConvolutionGate
 from mereo.mechanisms.gate.coordinate_attention import CoordinateAttention
 from mereo.mechanisms.gate.efficient_channel_gate import EfficientChannelGate
 from mereo.mechanisms.gate.ela import ELA
@@ -19,6 +20,7 @@ __all__ = [
     "GAAM",
     "ULSAM",
     "CapsuleGate",
+    "ConvolutionGate",
     "CoordinateAttention",
     "EfficientChannelGate",
     "GAAMFeatures",

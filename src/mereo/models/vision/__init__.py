@@ -17,6 +17,7 @@ from mereo.models.vision.ninformer import NiNformer
 from mereo.models.vision.self_guided import SelfGuidedNetwork
 from mereo.models.vision.shvit import SHViT
 from mereo.models.vision.spectformer import SpectFormer
+from mereo.models.vision.subspace_embedding import SubspaceEmbedding
 from mereo.models.vision.transnext import TransNeXt
 from mereo.models.vision.unet import UNet
 from mereo.models.vision.vit import ViT
@@ -38,6 +39,7 @@ __all__ = [
     "SHViT",
     "SelfGuidedNetwork",
     "SpectFormer",
+    "SubspaceEmbedding",
     "TransNeXt",
     "UNet",
     "ViT",
