@@ -14,6 +14,7 @@ from mereo.tasks.reconstruction import Reconstruction
 from mereo.tasks.regression import Regression
 from mereo.tasks.scanpaths import Scanpaths
 from mereo.tasks.segmentation import Segmentation
+from mereo.tasks.sequence import SequenceClasses
 from mereo.tasks.triples import Triples
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Scanpaths",
     "Segmentation",
     "Task",
+    "SequenceClasses",
     "Triples",
     "get_task",
     "list_tasks",
