@@ -12,8 +12,8 @@ from mereo.core import Coupling
 
 GROUP = 3
 """Units between two shortcuts."""
-EPS, MOMENTUM = 1e-3, 0.01
-"""Of every batch normalisation; of the running statistics 1 % is new."""
+EPS = 1e-3
+"""Of every batch normalisation."""
 BLOCK_ATTENTION = ("none", "time", "legacy")
 
 
@@ -66,10 +66,11 @@ class ResidualUnit(nn.Sequential):
     """drop(relu(norm(conv(x)))), or conv(drop(relu(norm(x)))) with `pre_activation`."""
 
     def __init__(
-        self, inputs: int, outputs: int, kernel: int, stride: int, drop: float, groups: int, pre_activation: bool
-    ) -> None:
+        self, inputs: int, outputs: int, kernel: int, stride: int, drop: float, groups: int, pre_activation: bool,
+        momentum: float,
+    ) -> None:  # fmt: skip
         convolution = SameConv1d(inputs, outputs, kernel, stride, groups)
-        norm = nn.BatchNorm1d(inputs if pre_activation else outputs, eps=EPS, momentum=MOMENTUM)
+        norm = nn.BatchNorm1d(inputs if pre_activation else outputs, eps=EPS, momentum=momentum)
         after = (norm, nn.ReLU(), nn.Dropout(drop))
         super().__init__(*((*after, convolution) if pre_activation else (convolution, *after)))
 
@@ -88,6 +89,7 @@ class Residual1d(nn.Module):
         pre_activation: normalise before the convolutions.
         final_norm: normalise and rectify once more at the end.
         block_attention: "time" multiplies each group's sum by a softmax over time of its branch, "legacy" by 1.
+        momentum: share of a batch in the running statistics.
 
     Shapes: (batch, groups * inputs, steps) -> (batch, groups, widths[-1]).
 
@@ -107,6 +109,7 @@ class Residual1d(nn.Module):
         pre_activation: bool = False,
         final_norm: bool = True,
         block_attention: str = "none",
+        momentum: float = 0.01,
     ) -> None:
         super().__init__()
         self.groups = groups
@@ -119,14 +122,14 @@ class Residual1d(nn.Module):
                 first = place == 0
                 sizes = groups * (before if first else width), groups * width
                 self.units.append(
-                    ResidualUnit(*sizes, kernel, stride if first else 1, drop, groups, pre_activation)
-                )  # fmt: skip
+                    ResidualUnit(*sizes, kernel, stride if first else 1, drop, groups, pre_activation, momentum)
+                )
             shortcut = SameConv1d(groups * before, groups * width, 1, stride, groups) if number else nn.Identity()
             self.shortcuts.append(shortcut)
             if block_attention != "none":
                 self.attention.append(BlockAttention(groups * width, block_attention))
             before = width
-        self.norm = nn.BatchNorm1d(groups * before, eps=EPS, momentum=MOMENTUM) if final_norm else None
+        self.norm = nn.BatchNorm1d(groups * before, eps=EPS, momentum=momentum) if final_norm else None
 
     def maps(self, steps: Tensor) -> Tensor:
         """The features of each step: (batch, groups * inputs, steps) -> (batch, groups * width, fewer steps)."""

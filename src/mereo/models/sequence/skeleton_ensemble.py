@@ -155,6 +155,7 @@ class SkeletonNetwork(SequenceClassifier):
         end_spike: keep the difference of the padding to the last frame, as released.
         parts: the joints of each part from 0; () takes those of 25 or 15 joints, else five runs of joints.
         l1: weight of the sum of the magnitudes of all filters in the loss of a training.
+        momentum: share of a batch in the running statistics of batch normalisation.
 
     Shapes: sequences (batch, frames, bodies * joints * 3), lengths int64 (batch,) or None -> (batch, classes). Without
         lengths, frames of zeros at the end are padding.
@@ -184,6 +185,7 @@ class SkeletonNetwork(SequenceClassifier):
         end_spike: bool = False,
         parts: tuple[tuple[int, ...], ...] = (),
         l1: float = 0.0,
+        momentum: float = 0.01,
     ) -> None:
         super().__init__(num_classes, frames, joints, bodies)
         check_choice("kind", kind, DROPS)
@@ -196,7 +198,7 @@ class SkeletonNetwork(SequenceClassifier):
         check_probability(drop=drop)
         self.kind, self.fusion, self.centre, self.end_spike, self.num_features = kind, fusion, centre, end_spike, 0
         channels = self._shape[1]
-        make = partial(Residual1d, widths=widths, kernel=kernel, drop=drop)
+        make = partial(Residual1d, widths=widths, kernel=kernel, drop=drop, momentum=momentum)
         members = 1
         self.attend = InputAttention(channels) if kind == "attention" else None
         if kind == "attention":
@@ -268,7 +270,7 @@ class SkeletonEnsemble(SequenceClassifier):
     p(x) = product_k p_k(x) / sum_classes product_k p_k(x),   or the mean of the p_k(x)
 
     Args:
-        num_classes, frames, joints, bodies, widths, kernel, centre, block_attention, end_spike, parts, l1: as of
+        num_classes, frames, joints, bodies, widths, kernel, centre, block_attention, end_spike, parts, l1, momentum: as of
             `SkeletonNetwork`, for every subnet.
         kinds: of the subnets.
         fusion: of the subnets: "product" or "mean".
@@ -299,6 +301,7 @@ class SkeletonEnsemble(SequenceClassifier):
         end_spike: bool = False,
         parts: tuple[tuple[int, ...], ...] = (),
         l1: float = 0.0,
+        momentum: float = 0.01,
     ) -> None:
         super().__init__(num_classes, frames, joints, bodies)
         check_choice("fusion", fusion, FUSIONS)
@@ -309,6 +312,7 @@ class SkeletonEnsemble(SequenceClassifier):
             SkeletonNetwork(
                 num_classes, frames=frames, joints=joints, bodies=bodies, kind=kind, widths=widths, kernel=kernel,
                 block_attention=block_attention, centre=centre, end_spike=end_spike, parts=parts, l1=l1,
+                momentum=momentum,
             )
             for kind in kinds
         )  # fmt: skip
@@ -343,7 +347,7 @@ class SkeletonEnsemble(SequenceClassifier):
 
 
 _register = partial(register_model, source="arXiv:1801.02475", module=SkeletonNetwork)
-_SMALL: dict[str, Any] = {"num_classes": 5, "frames": 60, "joints": 15, "bodies": 1, "widths": (16, 32, 64)}
+_SMALL: dict[str, Any] = {"num_classes": 5, "frames": 60, "joints": 15, "bodies": 1, "widths": (16, 32, 64), "momentum": 0.1}
 _TINY: dict[str, Any] = {"frames": 9, "joints": 5, "bodies": 1, "widths": (4, 5), "kernel": 3, "num_classes": 3}
 
 _register(
