@@ -305,11 +305,11 @@ def path_info(path: Path, data: str) -> DatasetInfo:
 
 def _first(items: Sequence[Item]) -> int:
     """The coordinates of a frame of the first sequence that can be read."""
-    reasons = []
+    reasons = list[Exception]()
     for item in items[:100]:
         try:
             return read_item(item.file, item.row).shape[1]
-        except MereoError as error:
+        except (MereoError, UsageError) as error:
             reasons.append(error)
     raise reasons[0]
 
@@ -332,7 +332,7 @@ def load(wanted: Wanted, parts: dict[str, list[Item]], names: tuple[str, ...], f
                         f"{item.file} has {one.shape[1] // COORDINATES} joints a frame, and other sequences"
                         f" {features // COORDINATES}; leave it out."
                     )
-            except MereoError as error:
+            except (MereoError, UsageError) as error:
                 if wanted.strict:
                     raise
                 unreadable.append((split, str(item.file), str(error)))

@@ -6,9 +6,6 @@ A frame holds the coordinates of one or two bodies, ordered by body, joint and x
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from mereo.errors import UsageError
 
 COORDINATES = 3
@@ -67,8 +64,8 @@ def bodies_of(features: int) -> tuple[int, int]:
     return 1, features // COORDINATES
 
 
-def parts_of(joints: int, bodies: int, parts: Sequence[Sequence[int]] = ()) -> Tensor:
-    """The places in a frame that each part reads, those of all bodies side by side: int64 (parts, channels).
+def parts_of(joints: int, bodies: int, parts: Sequence[Sequence[int]] = ()) -> list[list[int]]:
+    """The places in a frame that each part reads, those of all bodies side by side: a row for each part.
 
     A part with fewer joints than the largest one ends with places behind the frame, for zeros.
 
@@ -77,15 +74,24 @@ def parts_of(joints: int, bodies: int, parts: Sequence[Sequence[int]] = ()) -> T
     """
     if not parts:
         known = SKELETONS.get(joints)
-        parts = known.parts if known else [each.tolist() for each in torch.arange(joints).tensor_split(len(PARTS))]
+        parts = known.parts if known else _runs(joints)
     if not all(isinstance(part, Sequence) and part for part in parts) or any(
         not isinstance(joint, int) or not 0 <= joint < joints for part in parts for joint in part
     ):
         raise UsageError(f"parts is {parts}; give joints from 0 to {joints - 1}, at least one a part.")
     most, outside = max(map(len, parts)), bodies * joints * COORDINATES
-    places = torch.full((len(parts), bodies, most, COORDINATES), outside)
-    for row, part in zip(places, parts, strict=True):
-        for body in range(bodies):
-            for slot, joint in enumerate(part):
-                row[body, slot] = (body * joints + joint) * COORDINATES + torch.arange(COORDINATES)
-    return places.flatten(1)
+    return [
+        [
+            (body * joints + part[slot]) * COORDINATES + axis if slot < len(part) else outside
+            for body in range(bodies)
+            for slot in range(most)
+            for axis in range(COORDINATES)
+        ]
+        for part in parts
+    ]
+
+
+def _runs(joints: int) -> list[list[int]]:
+    """Five runs of joints of nearly equal length; fewer than five joints are in several."""
+    count = len(PARTS)
+    return [list(range(n * joints // count, max((n + 1) * joints // count, n * joints // count + 1))) for n in range(count)]

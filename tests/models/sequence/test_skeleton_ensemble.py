@@ -181,7 +181,7 @@ def test_five_networks_are_one_grouped_convolution() -> None:
     with torch.no_grad():
         features = model.forward_features(inputs)
         padded = torch.nn.functional.pad(inputs, (0, 1))
-        for number, places in enumerate(parts_of(5, 1)):
+        for number, places in enumerate(torch.tensor(parts_of(5, 1))):
             alone = Residual1d(len(places), (2, 3), kernel=4).double().eval()
             own = {}
             for name, value in grouped.state_dict().items():
@@ -192,7 +192,7 @@ def test_five_networks_are_one_grouped_convolution() -> None:
 
 
 def test_parts_of_the_kinect_skeleton() -> None:
-    places = parts_of(25, 2)
+    places = torch.tensor(parts_of(25, 2))
     assert places.shape == (5, 36)
     for row, part in zip(places, KINECT.parts, strict=True):
         for body in (0, 1):

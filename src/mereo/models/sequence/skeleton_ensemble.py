@@ -204,7 +204,7 @@ class SkeletonNetwork(SequenceClassifier):
         if kind == "attention":
             streams = [make(channels, pre_activation=True, final_norm=False, block_attention=block_attention)]
         elif kind == "parts":
-            chosen = parts_of(joints, bodies, parts)
+            chosen = torch.tensor(parts_of(joints, bodies, parts))
             members = len(chosen)
             streams = [make(chosen.shape[1], groups=members)]
             # The column behind the coordinates is zero.
@@ -229,7 +229,7 @@ class SkeletonNetwork(SequenceClassifier):
             padded = nn.functional.pad(frames, (0, 1))
             return [padded[..., self.chosen.flatten()].mT]
         if self.centre:
-            frames = frames - self.centre * valid
+            frames = frames - self.centre * valid.to(frames.dtype)
         if self.attend is not None:
             frames = self.attend(frames)
         both = {"spatial": [frames], "two_stream": [frames.mT, frames]}
