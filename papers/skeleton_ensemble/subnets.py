@@ -17,7 +17,7 @@ from mereo.pictures import row_of_panels, save_figure
 from mereo.tasks.sequence import SequenceObjective
 from papers.common.settings import Settings
 
-EPOCHS, TRAINED, TESTED, BATCH, RATE, FRAMES = 10, 1000, 1000, 50, 4e-3, 60
+EPOCHS, TRAINED, TESTED, BATCH, RATE, FRAMES = 12, 1000, 1000, 50, 4e-3, 60
 WIDTHS = (16, 32, 64)
 DATA = "actions"
 AUGMENT = ("speed=0.8:1.25", "turn=30", "mirror")

@@ -135,7 +135,7 @@ class Predictions(Sequence[Prediction]):
             shown = (percent(value, 1) if calibrated else f"{value:.3f}" for value in values)
             best, *others = (f"{name} {value}" for name, value in zip(item.classes, shown, strict=True))
             rows.append([str(item.path), best, ", ".join(others)])
-        return ["image", f"class and {'probability' if calibrated else 'score'}", "next"], rows
+        return [self.what, f"class and {'probability' if calibrated else 'score'}", "next"], rows
 
     def __str__(self) -> str:
         return text_table(*self.table())

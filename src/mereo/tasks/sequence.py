@@ -63,6 +63,10 @@ class SequenceClasses(Classification):
             raise UsageError("mixup and cutmix change images, and sequences have none; leave them out.")
         return SequenceObjective(model, settings.label_smoothing)
 
+    def predict(self, outputs: Tensor, top: int = 3) -> list[dict[str, Any]]:
+        """The most probable classes with their probabilities."""
+        return super().predict(outputs.float().softmax(-1), top)
+
     @property
     def cell_names(self) -> tuple[str, ...]:
         return ("class", "probability")
