@@ -27,7 +27,7 @@ FUSED = ("ensemble, product", "ensemble, mean")
 
 def run(settings: Settings) -> dict[str, Any]:
     """Tables of accuracies and of errors that two subnets share, and a picture of both."""
-    rows, right = [], []
+    rows, right = list[dict[str, Any]](), list[Tensor]()
     for seed in range(settings.seeds):
         settings.say(f"seed {seed}")
         log_shares, labels = _trained(settings, seed)
@@ -41,7 +41,10 @@ def run(settings: Settings) -> dict[str, Any]:
     wrong = 1 - torch.stack(right)
     pairs = []
     for one, other in combinations(range(len(SUBNETS)), 2):
-        both, by_chance = (wrong[:, one] * wrong[:, other]).mean(), (wrong.mean(2)[:, one] * wrong.mean(2)[:, other]).mean()
+        both, by_chance = (
+            (wrong[:, one] * wrong[:, other]).mean(),
+            (wrong.mean(2)[:, one] * wrong.mean(2)[:, other]).mean(),
+        )
         pairs.append(
             {"subnets": f"{SUBNETS[one]}, {SUBNETS[other]}", "both wrong": both.item(), "by chance": by_chance.item()}
         )

@@ -23,7 +23,9 @@ def ntu(frames: list[list[Any]], joints: int = 25) -> str:
         lines.append(str(len(bodies)))
         for number, body in enumerate(bodies):
             lines += [f"7205759403793{number} 0 1 1 1 1 0 0.02 -0.03 2", str(joints)]
-            lines += [" ".join(f"{x:.6f}" for x in joint) + " 270.1 190.2 1030 520 -0.1 0.9 -0.05 -0.3 2" for joint in body]
+            lines += [
+                " ".join(f"{x:.6f}" for x in joint) + " 270.1 190.2 1030 520 -0.1 0.9 -0.05 -0.3 2" for joint in body
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -225,12 +227,20 @@ def test_speed_and_noise() -> None:
 def test_actions_are_the_same_again_and_differ_by_class() -> None:
     (one, lengths), (again, _), (other, _) = (make(10, seed, 20, 30, 0.0) for seed in (0, 0, 1))
     assert np.array_equal(one, again) and not np.array_equal(one, other)
-    assert 20 <= lengths.min() and lengths.max() <= 30 and one.shape == (10, 30, 45)
+    assert lengths.min() >= 20 and lengths.max() <= 30 and one.shape == (10, 30, 45)
     joints = one.reshape(10, 30, 15, 3)
     for start, end in FIFTEEN.bones:  # bones keep their lengths
         bone = np.linalg.norm(joints[:, :, start] - joints[:, :, end], axis=-1)
-        assert np.ptp(bone, axis=1).max() < (1e-9 if 1 < end else 0.5)
+        assert np.ptp(bone, axis=1).max() < (1e-9 if end > 1 else 0.5)
     drop = joints[:, 0, 0, 1] - joints[:, :, 0, 1].min(1)
     assert drop[ACTIONS.index("fall")] > drop[ACTIONS.index("wave")]
     splits = load_splits("actions:train=7", length=10)
-    assert splits.class_names == ACTIONS and splits.train.batch(torch.arange(7)).labels.tolist() == [0, 1, 2, 3, 4, 0, 1]
+    assert splits.class_names == ACTIONS and splits.train.batch(torch.arange(7)).labels.tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        0,
+        1,
+    ]

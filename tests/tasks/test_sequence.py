@@ -13,13 +13,15 @@ import mereo
 from mereo.cli.main import main
 from mereo.data import Batch, load_splits
 from mereo.errors import UsageError
-from mereo.explain.skeleton_saliency import joint_saliency
+from mereo.explain.sequence_pictures import joint_saliency
 from mereo.models.weights import load_tensors
 from mereo.tasks import SequenceClasses
 from mereo.training.config import TrainConfig
 from mereo.training.trainer import Trainer
 
 SMALL: dict[str, Any] = {"frames": 12, "joints": 5, "bodies": 1, "widths": (2, 3), "kernel": 3, "num_classes": 3}
+
+
 class StoppedError(Exception):
     """Stands for a kill."""
 

@@ -29,10 +29,10 @@ from mereo.explain.saliency import check_saliency, saliency_map
 from mereo.explain.saliency.methods import method_of
 from mereo.explain.saliency.signals import Layers
 from mereo.explain.saliency_pictures import describe_checks, draw_saliency
+from mereo.explain.sequence_pictures import draw_sequences
 from mereo.explain.target import Target
 from mereo.files import check_outputs, reading
 from mereo.inference.labelled import folder_labels
-from mereo.explain.skeleton_saliency import draw_sequences
 from mereo.inference.point_predictions import sets_of
 from mereo.inference.predict import class_names, read_good, read_images
 from mereo.models import VisionModel

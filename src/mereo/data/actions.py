@@ -144,5 +144,3 @@ def load(wanted: Wanted, least: int, most: int, noise: float, seed: int, splits:
         labels = [place % len(ACTIONS) for place in range(count)]
         made[split] = Sequences.joined(frames, labels, ACTIONS, wanted.length)
     return Splits(made["train"], made["validation"], made["test"], ACTIONS, 1, 0)
-
-

@@ -251,7 +251,9 @@ def _of_table(tables: Sequence[Path], arrays: Sequence[Path]) -> tuple[list[Item
         raise UsageError(f"{table} has the columns {', '.join(names) or 'none'}; label is needed, and maybe file.")
     if column is None and len(arrays) != 1:
         raise UsageError(f"{table} has no column file, and there are {len(arrays)} arrays; name the file of each row.")
-    by_name = {key: path for path in arrays for key in (path.stem, path.name, path.relative_to(table.parent).as_posix())}
+    by_name = {
+        key: path for path in arrays for key in (path.stem, path.name, path.relative_to(table.parent).as_posix())
+    }
     items = []
     for number, row in enumerate(rows):
         path = arrays[0] if column is None else by_name.get((row[column] or "").strip())
@@ -259,7 +261,12 @@ def _of_table(tables: Sequence[Path], arrays: Sequence[Path]) -> tuple[list[Item
             wrong = f"the label is {row[label]!r}" if path else f"{column} is {row[column or '']!r}, which is not there"
             raise UsageError(f"{table}, row {number + 2}: {wrong}; mend the row.")
         items.append(
-            Item(path, number if column is None else None, row[label].strip(), split_of((row[split] or "") if split else ""))
+            Item(
+                path,
+                number if column is None else None,
+                row[label].strip(),
+                split_of((row[split] or "") if split else ""),
+            )
         )
     if column is None and len(items) != (count := len(_array(arrays[0], arrays[0].stat().st_mtime_ns)[0])):
         raise UsageError(f"{table} has {len(items)} rows and {arrays[0]} {count} sequences; give a row for each.")

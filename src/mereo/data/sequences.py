@@ -65,7 +65,9 @@ class Sequences(Images):
 
     def describe(self) -> dict[str, Any]:
         """The identity of the data as plain values; it changes if any coordinate or label changes."""
-        return identity(len(self), (self.length, self.frames.shape[1]), self.frames, self.starts, self.counts, self.labels)
+        return identity(
+            len(self), (self.length, self.frames.shape[1]), self.frames, self.starts, self.counts, self.labels
+        )
 
     def _picked(self, frames: Tensor, indices: Tensor | slice) -> "Sequences":
         counts, starts, labels = (

@@ -94,4 +94,6 @@ def parts_of(joints: int, bodies: int, parts: Sequence[Sequence[int]] = ()) -> l
 def _runs(joints: int) -> list[list[int]]:
     """Five runs of joints of nearly equal length; fewer than five joints are in several."""
     count = len(PARTS)
-    return [list(range(n * joints // count, max((n + 1) * joints // count, n * joints // count + 1))) for n in range(count)]
+    return [
+        list(range(n * joints // count, max((n + 1) * joints // count, n * joints // count + 1))) for n in range(count)
+    ]

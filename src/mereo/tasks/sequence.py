@@ -42,9 +42,9 @@ class SequenceClasses(Classification):
     """Scores of classes for sequences of joints."""
 
     name = "sequence"
-    requires = ("sequences", "lengths", "labels")
+    requires: ClassVar[tuple[str, ...]] = ("sequences", "lengths", "labels")  # type: ignore[assignment]
     input_kinds = ("sequences",)
-    colour_model = None
+    colour_model: ClassVar[str | None] = None  # type: ignore[assignment]
     losses = ("cross_entropy",)
     unit = "sequences"
     example_model = "skeleton_ensemble_small"
@@ -95,7 +95,7 @@ class SequenceClasses(Classification):
 
     def titles(self, batch: Batch) -> list[str]:
         if batch.labels is None:
-            return [f"{length} frames" for length in batch.lengths.tolist()]  # type: ignore[union-attr]
+            return [f"{length} frames" for length in batch.lengths.tolist()]
         return super().titles(batch)
 
     def _draw(self, batch: Batch, titles: Sequence[str], path: Path, wrong: Sequence[bool] = ()) -> None:

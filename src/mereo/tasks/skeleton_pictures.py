@@ -65,7 +65,9 @@ def draw_skeleton(axes: Any, frames: Any, weights: Any = None) -> None:
                     axes.plot(x[[one, other]], y[[one, other]], color=colours[other], linewidth=1.4)
             sizes = 3 + 45 * weights[chosen[number], body] if weights is not None else np.full(joints, 3.0)
             kept = seen[body]
-            axes.scatter(x[kept], y[kept], s=sizes[kept], color=[c for c, k in zip(colours, kept, strict=True) if k], zorder=3)
+            axes.scatter(
+                x[kept], y[kept], s=sizes[kept], color=[c for c, k in zip(colours, kept, strict=True) if k], zorder=3
+            )
         axes.text(number * step + (shown[..., 0][there].mean() if there.any() else 0), 0, f"{chosen[number] + 1}",
                   fontsize=6, color="dimgray", ha="center", va="top", transform=axes.get_xaxis_transform())  # fmt: skip
     axes.set_aspect("equal", "datalim")

@@ -65,11 +65,10 @@ def test_counts_by_kind_of_layer() -> None:
 def test_lengths_and_padding() -> None:
     assert [same_padding(300, 8, s) for s in (1, 2)] == [(3, 4), (3, 3)]
     assert [same_padding(75, 8, 2), same_padding(75, 1, 2)] == [(3, 4), (0, 0)]
-    seen: list[int] = []
     for steps, expected in ((300, [300, 150, 75]), (150, [150, 75, 38])):
-        network, seen = Residual1d(6, (2, 3, 4)).eval(), []
+        network, seen = Residual1d(6, (2, 3, 4)).eval(), list[int]()
         for place in (2, 5, 8):
-            network.units[place].register_forward_hook(lambda *call: seen.append(call[2].shape[-1]))
+            network.units[place].register_forward_hook(lambda *call, seen=seen: seen.append(call[2].shape[-1]))
         network.maps(torch.zeros(1, 6, steps))
         assert seen == expected
 

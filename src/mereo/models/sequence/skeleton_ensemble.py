@@ -96,6 +96,10 @@ class SequenceClassifier(Network):
     score_kind: ClassVar[str] = "logits"
     registered_with_timm = False
 
+    head: nn.Module
+    members: Any
+    chosen: Tensor
+
     def __init__(self, num_classes: int, frames: int, joints: int, bodies: int) -> None:
         super().__init__()
         check_count(num_classes=num_classes)
@@ -270,8 +274,8 @@ class SkeletonEnsemble(SequenceClassifier):
     p(x) = product_k p_k(x) / sum_classes product_k p_k(x),   or the mean of the p_k(x)
 
     Args:
-        num_classes, frames, joints, bodies, widths, kernel, centre, block_attention, end_spike, parts, l1, momentum: as of
-            `SkeletonNetwork`, for every subnet.
+        num_classes, frames, joints, bodies, widths, kernel: as of `SkeletonNetwork`, for every subnet.
+        centre, block_attention, end_spike, parts, l1, momentum: likewise.
         kinds: of the subnets.
         fusion: of the subnets: "product" or "mean".
 
@@ -347,7 +351,14 @@ class SkeletonEnsemble(SequenceClassifier):
 
 
 _register = partial(register_model, source="arXiv:1801.02475", module=SkeletonNetwork)
-_SMALL: dict[str, Any] = {"num_classes": 5, "frames": 60, "joints": 15, "bodies": 1, "widths": (16, 32, 64), "momentum": 0.1}
+_SMALL: dict[str, Any] = {
+    "num_classes": 5,
+    "frames": 60,
+    "joints": 15,
+    "bodies": 1,
+    "widths": (16, 32, 64),
+    "momentum": 0.1,
+}
 _TINY: dict[str, Any] = {"frames": 9, "joints": 5, "bodies": 1, "widths": (4, 5), "kernel": 3, "num_classes": 3}
 
 _register(

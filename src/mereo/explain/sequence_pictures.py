@@ -58,13 +58,14 @@ def draw_sequences(
         weights = found[place, :length] / found[place].max().clamp(min=1e-12)
         draw_skeleton(left, shown.sequences[place, :length].float().cpu().numpy(), weights.numpy())
         left.set_title(f"{names[place]}: {class_names(model)[number]} {float(shares[place, number]):.0%}", fontsize=8)
-        right.imshow(weights.amax(1)[:, order].T.numpy(), aspect="auto", cmap="magma_r", vmin=0, vmax=1)
+        edges = (0.5, length + 0.5, model.joints - 0.5, -0.5)  # frames are counted from 1
+        right.imshow(weights.amax(1)[:, order].T.numpy(), aspect="auto", cmap="magma_r", vmin=0, vmax=1, extent=edges)
         if known:
             ends = [sum(map(len, known.parts[:number])) for number in range(len(PARTS))]
             middles = [end + (len(part) - 1) / 2 for end, part in zip(ends, known.parts, strict=True)]
             right.set_yticks(middles, PARTS, fontsize=7)
             for end in ends[1:]:
-                right.axhline(end - 0.5, color="black", linewidth=0.5)
+                right.axhline(end - 0.5, color="white", linewidth=1.5)
         else:
             right.set_ylabel("joint", fontsize=7)
         right.tick_params(labelsize=7)
