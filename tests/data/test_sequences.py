@@ -123,6 +123,9 @@ def test_names_of_ntu_state_class_and_subject(tmp_path: Path) -> None:
     assert splits.class_names == ("A013", "A043") and (len(splits.train), len(splits.test)) == (7, 4)
     first = splits.test.batch(torch.arange(1)).sequences[0, 0, :75].view(25, 3).numpy()
     np.testing.assert_allclose(first, body(3), atol=1e-6)
+    (tmp_path / "S001C001P003R001A050.skeleton").write_text(ntu([[body(3)]] * 2))  # of no training subject
+    info = dataset_info(tmp_path)
+    assert "cross-subject" not in info.summary and dict(info.splits) == {"train": 11, "validation": 1, "test": 1}
     (tmp_path / "walk.skeleton").write_text(ntu([[body(1)]]))
     with pytest.raises(UsageError) as error:
         dataset_info(tmp_path)
@@ -150,7 +153,12 @@ def test_tables_of_labels(tmp_path: Path) -> None:
         assert sorted(each for batch in every for each in batch.lengths.tolist()) == [2] + [5] * 11  # type: ignore[union-attr]
     (files / "labels.csv").write_text("file,label\nmissing.npy,up\n")
     (one / "labels.csv").write_text("label\nup\ndown\n")
-    for folder, value in ((files, "missing.npy"), (one, "2 rows")):
+    untrained = tmp_path / "untrained"
+    for split, label in (("train", "up"), ("train", "down"), ("test", "left")):
+        (untrained / split / label).mkdir(parents=True)
+        for number in range(3):
+            np.save(untrained / split / label / f"{number}.npy", values[number])
+    for folder, value in ((files, "missing.npy"), (one, "2 rows"), (untrained, "'left'")):
         with pytest.raises(UsageError) as error:
             dataset_info(folder)
         assert value in str(error.value)

@@ -3,7 +3,8 @@
 A folder is one of
 
     S001C002P003R002A013.skeleton, ...       the class is A013; if all names have a subject P003, the subjects of the
-                                             cross-subject protocol are for training and the others for testing
+                                             cross-subject protocol are for training and the others for testing, unless
+                                             a class has no training subject
     falls/one.npy, walks/two.npy, ...        a folder a class; folders such as train and test above them are splits
     labels.csv and arrays                    the column label (or class), and file, for a sequence a file; without file,
                                              a row for each sequence of one array, which .npz may hold with lengths
@@ -228,11 +229,13 @@ def _ntu(files: Sequence[Path]) -> tuple[list[Item], str]:
             raise UsageError(f"{path} has no class such as A013 in its name; name files as NTU RGB+D does.")
     subjects = [int(match[1]) if match and match.re is _NAME else None for match in matches]
     trained = [subject in TRAINING_SUBJECTS for subject in subjects]
-    known = None not in subjects and any(trained) and not all(trained)
+    labels = [f"A{match[match.re.groups]}" for match in matches if match is not None]
+    # Of a part of the data, the training subjects may not show every class.
+    there = {label for label, own in zip(labels, trained, strict=True) if own}
+    known = None not in subjects and not all(trained) and there == set(labels)
     items = [
-        Item(path, None, f"A{match[match.re.groups]}", ("train" if own else "test") if known else None)
-        for path, match, own in zip(files, matches, trained, strict=True)
-        if match is not None
+        Item(path, None, label, ("train" if own else "test") if known else None)
+        for path, label, own in zip(files, labels, trained, strict=True)
     ]
     return items, "classes by the names of files" + (", subjects of the cross-subject protocol" if known else "")
 
@@ -299,6 +302,9 @@ def path_info(path: Path, data: str) -> DatasetInfo:
     for split, part in parts.items():
         if not part:
             raise UsageError(f"data is {data!r}, with {len(items)} sequences, too few for {split}; give more.")
+    untrained = [name for name in names if name not in {item.label for item in parts["train"]}]
+    if untrained:
+        raise UsageError(f"data is {data!r}, with no training sequence of {untrained[0]!r}; add some, or leave it out.")
     features = _first(items)
     bodies, joints = bodies_of(features)
     shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
