@@ -98,7 +98,7 @@ def test_a_folder_is_recognised_learned_resumed_predicted_explained_and_exported
         np.save(folder / f"{number}.npy", frames[:length].reshape(length, 15, 3))
     words = [
         "train", "--data", "mine", "--batch-size", "12", "--device", "cpu", "--no-tensorboard", "--epochs", "2",
-        "--model-args", "widths=[4,6]", "frames=20", 'kinds=["two_stream","difference"]', "--lr", "0.01",
+        "--model-args", "widths=[2,3]", "frames=20", "--lr", "0.01",
         "--checkpoint-seconds", "1e-9",
     ]  # fmt: skip
     assert main([*words, "--name", "whole"]) == 0

@@ -4,6 +4,8 @@ Source: Xu, Wang 2018, arXiv:1801.02475; padding and sizes follow Qingyang-Xu/En
 Cost: k C C' multiply-adds a step and convolution; linear in the steps.
 """
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -45,6 +47,8 @@ class BlockAttention(nn.Module):
 
     r_t = w relu(W h_t + b) + c;   weight = softmax_t(r), or 1 for "legacy", whose two layers have no gradient
 
+    c cancels in the softmax over time, so it is not trained.
+
     Shapes: steps (batch, channels, steps) -> (batch, 1, steps).
     """
 
@@ -53,6 +57,8 @@ class BlockAttention(nn.Module):
         self.kind = kind
         self.hidden, self.score = nn.Conv1d(channels, 2 * channels, 1), nn.Conv1d(2 * channels, 1, 1)
         self.coupling = Coupling("senders") if kind == "time" else None
+        if kind == "time":  # what is added to the scores of all steps cancels in a softmax over them
+            cast(Tensor, self.score.bias).requires_grad_(False)
 
     def forward(self, steps: Tensor) -> Tensor:
         scores: Tensor = self.score(self.hidden(steps).relu())

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 import torch
 
+import mereo
 from mereo.data import Batch
 from mereo.errors import UsageError
-from mereo.models.sequence.skeleton_ensemble import SkeletonEnsemble, SkeletonNetwork, fuse
+from mereo.models.sequence.skeleton_ensemble import SUBNETS, SkeletonEnsemble, SkeletonNetwork, fuse
 from mereo.tasks.sequence import SequenceObjective
 
 SMALL: dict[str, Any] = {
@@ -54,8 +55,10 @@ def test_every_subnet_has_the_gradient_of_its_own_loss() -> None:
             torch.testing.assert_close(parameter.grad, gradient)
 
 
-def test_wrong_kinds() -> None:
-    for kinds, text in (((), "kinds is ()"), (("base", "all"), "kind is 'all'")):
-        with pytest.raises(UsageError) as error:
-            SkeletonEnsemble(**SMALL, kinds=kinds)
-        assert text in str(error.value)
+def test_the_ensemble_is_a_kind_of_network() -> None:
+    model = mereo.create_model("skeleton_base", **{**SMALL, "kind": "ensemble", "fusion": "mean"})
+    assert isinstance(model, SkeletonEnsemble) and [each.kind for each in model.members] == list(SUBNETS)
+    assert (model.fusion, model.members[0].fusion, model.config["args"]["kind"]) == ("mean", "product", "ensemble")
+    with pytest.raises(UsageError) as error:
+        mereo.create_model("skeleton_base", kind="all")
+    assert "kind is 'all'" in str(error.value)

@@ -5,6 +5,7 @@ Cost: 0.2 G multiply-adds for each network at 300 frames of 150 coordinates; lin
 """
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -22,8 +23,9 @@ from mereo.models.registry import register_model
 SUBNETS = ("two_stream", "parts", "attention", "difference")
 """The four members of the ensemble."""
 DROPS = {"base": 0.0, "spatial": 0.0, "two_stream": 0.0, "parts": 0.1, "attention": 0.1, "difference": 0.3}
-"""Every kind of network, with the probability of its dropout."""
+"""Every kind of subnet, with the probability of its dropout."""
 FUSIONS = ("product", "mean")
+ENSEMBLE = "ensemble"
 
 
 def fuse(log_shares: Tensor, fusion: str = "product") -> Tensor:
@@ -149,10 +151,11 @@ class SkeletonNetwork(SequenceClassifier):
         joints, bodies: of a frame, whose coordinates are ordered by body, joint and x, y, z.
         kind: "base", coordinates are channels over time; "spatial", frames are channels over the coordinates;
             "two_stream", both; "parts", five networks for arms, legs and torso; "attention", weights for the channels
-            of each frame, and units that normalise first; "difference", of successive frames.
+            of each frame, and units that normalise first; "difference", of successive frames; "ensemble", a
+            `SkeletonEnsemble` of the four subnets.
         widths, kernel: of the residual networks.
         drop: probability of dropout; None takes that of the kind.
-        fusion: "product" or "mean" of the probabilities of streams and parts.
+        fusion: "product" or "mean" of the probabilities of streams and parts, or of the subnets of an ensemble.
         block_attention: of "attention": "time", a softmax over time after each group; "legacy", always 1, as released;
             or "none".
         centre: subtracted from all coordinates of frames that are no padding; not for parts and differences.
@@ -171,6 +174,11 @@ class SkeletonNetwork(SequenceClassifier):
 
     Reference: arXiv:1801.02475.
     """
+
+    @classmethod
+    def class_for(cls, arguments: Mapping[str, Any]) -> type[Network]:
+        check_choice("kind", arguments["kind"], (*DROPS, ENSEMBLE))
+        return SkeletonEnsemble if arguments["kind"] == ENSEMBLE else cls
 
     def __init__(
         self,
@@ -269,15 +277,16 @@ class SkeletonNetwork(SequenceClassifier):
 
 
 class SkeletonEnsemble(SequenceClassifier):
-    """Several subnets, each trained by its own loss, whose probabilities are fused.
+    """Four subnets, each trained by its own loss, whose probabilities are fused.
 
     p(x) = product_k p_k(x) / sum_classes product_k p_k(x),   or the mean of the p_k(x)
 
     Args:
-        num_classes, frames, joints, bodies, widths, kernel: as of `SkeletonNetwork`, for every subnet.
-        centre, block_attention, end_spike, parts, l1, momentum: likewise.
-        kinds: of the subnets.
-        fusion: of the subnets: "product" or "mean".
+        num_classes: of the scores; 0 gives features.
+        fusion: of the subnets: "product" or "mean"; their streams and parts are multiplied.
+        frames, joints, bodies: of every subnet.
+        kind: not used: the kinds of the subnets are `SUBNETS`.
+        given: other arguments of `SkeletonNetwork`, for every subnet.
 
     Shapes: as of `SkeletonNetwork`.
 
@@ -287,39 +296,25 @@ class SkeletonEnsemble(SequenceClassifier):
     """
 
     classifier: ClassVar[str] = "members"
-    classifier_parts: ClassVar[tuple[str, ...]] = ("head",)
 
     def __init__(
         self,
         num_classes: int = 60,
         *,
+        fusion: str = "product",
         frames: int = 300,
         joints: int = 25,
         bodies: int = 2,
-        kinds: tuple[str, ...] = SUBNETS,
-        widths: tuple[int, ...] = (64, 128, 256),
-        kernel: int = 8,
-        fusion: str = "product",
-        block_attention: str = "time",
-        centre: float = 0.0,
-        end_spike: bool = False,
-        parts: tuple[tuple[int, ...], ...] = (),
-        l1: float = 0.0,
-        momentum: float = 0.01,
+        kind: str = ENSEMBLE,
+        **given: Any,
     ) -> None:
         super().__init__(num_classes, frames, joints, bodies)
         check_choice("fusion", fusion, FUSIONS)
-        if not kinds:
-            raise UsageError(f"kinds is {kinds}; give at least one of {', '.join(DROPS)}.")
-        self.kinds, self.fusion = kinds, fusion
+        self.fusion = fusion
         self.members = nn.ModuleList(
-            SkeletonNetwork(
-                num_classes, frames=frames, joints=joints, bodies=bodies, kind=kind, widths=widths, kernel=kernel,
-                block_attention=block_attention, centre=centre, end_spike=end_spike, parts=parts, l1=l1,
-                momentum=momentum,
-            )
-            for kind in kinds
-        )  # fmt: skip
+            SkeletonNetwork(num_classes, frames=frames, joints=joints, bodies=bodies, kind=each, **given)
+            for each in SUBNETS
+        )
         self.num_features = sum(member.num_features for member in self.members)
 
     def forward_features(self, inputs: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -373,6 +368,7 @@ _register(
         "parts": {"kind": "parts", "fusion": "mean"},
         "attention": {"kind": "attention"},
         "difference": {"kind": "difference", "end_spike": True},
+        "ensemble": {"kind": ENSEMBLE},
     },
 )
 for _name, _words, _parameters in (
@@ -397,20 +393,16 @@ _register(
 )
 _register(
     "skeleton_ensemble",
-    module=SkeletonEnsemble,
-    family="skeleton_fusion",
     summary="Four subnets fused by the product of their probabilities; 300 frames of two bodies of 25 joints.",
     parameters=16_921_713,
+    kind=ENSEMBLE,
     centre=0.5909,
     l1=1e-4,
-    tiny={**_TINY, "kinds": ("base", "difference")},
-    variants={"mean": {"fusion": "mean"}},
 )
 _register(
     "skeleton_ensemble_small",
-    module=SkeletonEnsemble,
     summary="Four subnets fused, for 60 frames of a body of 15 joints.",
     parameters=1_063_899,
-    family="skeleton_fusion",
+    kind=ENSEMBLE,
     **_SMALL,
 )
