@@ -46,6 +46,7 @@ NAMES = (
     "shvit",
     "sigma_reparam",
     "single_attention_layer",
+    "skeleton_ensemble",
     "sparse_capsules",
     "sparsifiner",
     "spectformer",

@@ -81,6 +81,13 @@ def test_its_reader_serves_what_the_facts_state_or_names_what_is_missing(info: D
         assert batch.rows is not None and batch.rows.shape[2] == info.in_chans
         assert 0 <= int(batch.labels.min()) <= int(batch.labels.max()) < info.num_classes
         return
+    if info.fields == ("sequences", "lengths", "labels"):
+        bodies = load_splits(info.name, length=9, root=tmp_path, limit=20)
+        assert (len(bodies.train), len(bodies.test)) == (20, info.splits["test"])
+        seen = bodies.test.batch(torch.arange(3))
+        assert {name for name, value in seen._asdict().items() if value is not None} == set(info.fields)
+        assert seen.sequences.shape[1] == 9 and len(bodies.class_names) == info.num_classes
+        return
     if info.fields == ("regions", "pointers"):
         shelves = load_splits(info.name, length=2, root=tmp_path, limit=20)
         assert (len(shelves.train), len(shelves.test)) == (20, info.splits["test"])

@@ -185,7 +185,9 @@ def test_written_forms_round_trip() -> None:
     augmentation = Augmentation.parse(ALL)
     assert augmentation.texts == ALL
     assert Augmentation.parse(augmentation.texts) == augmentation
-    assert {text.partition("=")[0] for text in ALL} == set(OPERATIONS)
+    assert {text.partition("=")[0] for text in ALL} == {
+        name for name, each in OPERATIONS.items() if each.changes == "images"
+    }
     assert Augmentation.parse([]).operations == ()
 
 

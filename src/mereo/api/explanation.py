@@ -18,6 +18,7 @@ from mereo.api.images import as_files
 from mereo.api.networks import Trained, trained_network
 from mereo.data.decode import FORMATS
 from mereo.data.regions import scenes_of
+from mereo.data.sequence_files import sequences_of
 from mereo.errors import MereoError, UsageError, check_positive, type_of, unknown
 from mereo.explain import draw_explanation, write_explanations, write_page
 from mereo.explain.explanation import Explanation
@@ -28,6 +29,7 @@ from mereo.explain.saliency import check_saliency, saliency_map
 from mereo.explain.saliency.methods import method_of
 from mereo.explain.saliency.signals import Layers
 from mereo.explain.saliency_pictures import describe_checks, draw_saliency
+from mereo.explain.sequence_pictures import draw_sequences
 from mereo.explain.target import Target
 from mereo.files import check_outputs, reading
 from mereo.inference.labelled import folder_labels
@@ -268,8 +270,8 @@ def write(
         quiet: print no progress.
     """
     model, source = trained
-    if model.output_kind == "pointers":
-        return _write_pointers(trained, paths, out, only)
+    if model.output_kind == "pointers" or model.input_kind == "sequences":
+        return _write_picture(trained, paths, out, only, target)
     single, reasons = _single_kind(out, only), why_not(trained.model)
     asked = list(only) if single is None else [single]
     number = None
@@ -344,16 +346,24 @@ def write_saliency(
     return picture, [describe_checks(method, each) for method, each in checks.items()]
 
 
-def _write_pointers(trained: Trained, paths: list[Path], out: Path, only: Sequence[str]) -> dict[str, list[Path]]:
-    """The couplings of a network that points, for files with sets of points or with regions of scenes."""
+def _write_picture(
+    trained: Trained, paths: list[Path], out: Path, only: Sequence[str], target: str | int | None
+) -> dict[str, list[Path]]:
+    """The couplings of a network that points, for files with sets of points or with regions of scenes; for files of
+    sequences of joints the gradient of a score."""
     if (single := _single_kind(out, only)) == "page" or set(only) - {"picture"}:
         what = "page" if single == "page" else next(kind for kind in only if kind != "picture")
         reads = f"{trained.source} reads {trained.model.input_kind}"
         raise UsageError(f"only is {what!r}, and {reads}, for which only the picture is drawn.")
-    picture = out / "pointers.png" if single is None else out
+    reads = trained.model.input_kind
+    picture = out / ("sequences.png" if reads == "sequences" else "pointers.png") if single is None else out
     check_outputs("out", [picture], [*paths, trained.source])
     with reading(*paths, trained.source):
-        if trained.model.input_kind == "regions":
+        if reads == "sequences":
+            classes = _numbers(trained.model, target, 1)
+            chosen = None if classes is None else int(classes)
+            return {"picture": [draw_sequences(trained.model, *sequences_of(paths), picture, chosen)]}
+        if reads == "regions":
             return {"picture": [draw_gazes(trained.model, scenes_of(paths), picture)]}
         return {"picture": [draw_pointers(trained.model, sets_of(paths), picture)]}
 

@@ -105,10 +105,10 @@ def trained_network(model: Any, device: str = "auto", *, sets: bool = False, ima
             your own; what `mereo.train` or `load_weights` returned; a fitted `mereo.ImageClassifier`; or None for the
             newest run, else the bundled digits.
         device: to run on; with "auto" a network stays where it is.
-        sets: accept a network that reads points or regions too.
+        sets: accept a network that reads points, regions or sequences too.
         images: what the network is used on; a network without a stated size gets the size of tensors and arrays.
     """
-    kinds = ("images", *(("points", "regions") if sets else ()))
+    kinds = ("images", *(("points", "regions", "sequences") if sets else ()))
     source: Path | None = None
     if isinstance(model, Trained):
         return model

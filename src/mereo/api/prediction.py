@@ -11,7 +11,9 @@ from torch import Tensor
 from mereo.api.display import html_table
 from mereo.api.images import Files, as_files, thumbnail
 from mereo.api.networks import Trained, trained_network
+from mereo.data import Images
 from mereo.data.regions import scenes_of
+from mereo.data.sequence_files import sequences_of, to_predict
 from mereo.errors import UsageError, check_positive
 from mereo.files import check_name, check_outputs, reading, starts_with
 from mereo.inference.answer_report import DOCUMENT, output_files, prediction_rows, write_answers
@@ -21,7 +23,7 @@ from mereo.inference.predict import Prediction, class_names, describe_outputs, r
 from mereo.inference.predict import predict as predict_files
 from mereo.inference.spreadsheet import write_table
 from mereo.inference.views import mean_over_views
-from mereo.inference.write_predictions import check_table, is_csv, write_predictions
+from mereo.inference.write_predictions import SAMPLES, check_table, is_csv, unique_names, write_predictions
 from mereo.models import VisionModel
 from mereo.runtime.progress import Reporter
 from mereo.runtime.text import percent, text_table
@@ -133,7 +135,7 @@ class Predictions(Sequence[Prediction]):
             shown = (percent(value, 1) if calibrated else f"{value:.3f}" for value in values)
             best, *others = (f"{name} {value}" for name, value in zip(item.classes, shown, strict=True))
             rows.append([str(item.path), best, ", ".join(others)])
-        return ["image", f"class and {'probability' if calibrated else 'score'}", "next"], rows
+        return [self.what, f"class and {'probability' if calibrated else 'score'}", "next"], rows
 
     def __str__(self) -> str:
         return text_table(*self.table())
@@ -195,7 +197,8 @@ def predict(
         images: paths, folders or patterns; PIL images; arrays (height, width, channels) or a batch of them, uint8 or in
             [0, 1]; tensors (channels, height, width) or a batch of them; or a list of any of these. For a network that
             reads points, their files (.csv, .json, .npz), arrays (n, 2) or (sets, n, 2), or a list of these; for one
-            that reads regions, files (.npz, .npy) or arrays (scenes, regions, features).
+            that reads regions, files (.npz, .npy) or arrays (scenes, regions, features); for one that reads sequences,
+            files (.skeleton, .npy, .npz) or arrays (frames, joints, 3).
         top: classes of a prediction, the highest score first.
         labels: whether the names of folders are labels: if they are names of classes, always, or never.
         out: folder for tables, pictures and masks, or a file that ends in .csv for the table only, with masks in a
@@ -252,13 +255,19 @@ def predict(
 
 
 def _of_sets(trained: Trained, sets: Any, top: int, out: Path | None, batch_size: int) -> Predictions:
-    """The predictions of a network that reads points or regions, written into a folder if there is one."""
+    """The predictions of a network that reads points, regions or sequences, written into a folder if there is one."""
     if out is not None:
         _check_out_of_task(out, task_of(trained.model))
-    of_regions = trained.model.input_kind == "regions"
-    found = scenes_of(sets) if of_regions else sets_of(sets)._replace(pointers=None)
-    items, written = predict_sets(trained.model, found.names, found.as_split(), out, top=top, batch_size=batch_size)
-    predictions = Predictions(items, trained.source, what="scene" if of_regions else "set")
+    reads = trained.model.input_kind
+    if reads == "sequences":
+        found_names, each = sequences_of(sets)
+        names = unique_names([Path(name) for name in found_names])
+        split: Images = to_predict(names, each, trained.model.input_shape)
+    else:
+        found = scenes_of(sets) if reads == "regions" else sets_of(sets)._replace(pointers=None)
+        names, split = found.names, found.as_split()
+    items, written = predict_sets(trained.model, names, split, out, top=top, batch_size=batch_size)
+    predictions = Predictions(items, trained.source, what=SAMPLES.get(reads, "set"))
     predictions.written = written
     return predictions
 

@@ -265,9 +265,10 @@ def _train(
 
 
 def _understood(plan: Plan) -> list[str]:
-    """The line that says what a folder or table of images was recognised as."""
-    layout = plan.info.layout
-    return [] if layout is None else [for_terminal(f"{plan.config.data}: {layout.evidence}; task {plan.task.name}")]
+    """The line that says what a folder or table of images, or a folder of sequences, was recognised as."""
+    layout, of_sequences = plan.info.layout, plan.info.path is not None and "sequences" in plan.info.fields
+    evidence = plan.info.summary if of_sequences else "" if layout is None else layout.evidence
+    return [for_terminal(f"{plan.config.data}: {evidence}; task {plan.task.name}")] if evidence else []
 
 
 def _automatic(config: TrainConfig, given: Collection[str], info: DatasetInfo | None, from_file: bool) -> Automatic:

@@ -23,7 +23,9 @@ def run(words: list[str], command: str) -> None:
     given, weights = split_weights(options.images, options.weights, command)
     find_files(given)  # before weights are read, so that a missing file is named at once
     trained = load_weights(weights, options.device, ready=True, images=False)
-    check_reads(*trained, ("images", "points", *(("regions",) if trained.model.output_kind == "pointers" else ())))
+    check_reads(
+        *trained, ("images", "points", "sequences", *(("regions",) if trained.model.output_kind == "pointers" else ()))
+    )
     of_images = trained.model.input_kind == "images"
     paths = find_images(given) if of_images else find_files(given)
     if weights is None:

@@ -58,7 +58,7 @@ def run(words: list[str], command: str) -> None:
     if reads == "prompts":
         _pictures(model, options, paths, source)
         return
-    if reads not in ("images", "points", "regions"):
+    if reads not in ("images", "points", "regions", "sequences"):
         raise UsageError(f"weights are {str(source)!r}, of a network that reads {reads}; give one of images or text.")
     if options.prompt is not None:
         raise UsageError(f"prompt is {options.prompt!r}, and {source} reads {reads}; give {reads}.")

@@ -13,6 +13,7 @@ from mereo.data.moving import Crop, Flip, Rotate, Shift, Zoom
 from mereo.data.operation import Operation
 from mereo.data.photometric import Brightness, Contrast, Hue, Noise, Saturation
 from mereo.data.rand_augment import RandAugment
+from mereo.data.skeleton_motion import JointNoise, Mirror, Speed, Turn
 from mereo.errors import UsageError, unknown
 
 OPERATIONS: dict[str, type[Operation]] = {
@@ -31,6 +32,10 @@ OPERATIONS: dict[str, type[Operation]] = {
         Erase,
         RandAugment,
         EfficientMnist,
+        Speed,
+        Turn,
+        Mirror,
+        JointNoise,
     )
 }
 

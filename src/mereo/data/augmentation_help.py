@@ -19,6 +19,10 @@ LINES = {
         "0 to 16 : 0 to 30",
     ),
     "efficient_mnist": ("the augmentation of Efficient-CapsNet for MNIST", "no value"),
+    "speed": ("of sequences of joints: play them faster or slower by a factor in LOW:HIGH", "above 0"),
+    "turn": ("of sequences of joints: turn bodies about the vertical by an angle in +-DEGREES", "0 and more"),
+    "mirror": ("of sequences of joints: exchange left and right with probability 1/2", "no value"),
+    "joint_noise": ("of sequences of joints: add normal noise with a standard deviation of AMOUNT", "0 and more"),
 }
 """A description of each operation, and the range of its values."""
 OTHERS = (

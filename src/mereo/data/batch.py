@@ -24,7 +24,7 @@ class Batch(NamedTuple):
         boxes: float32 (batch, most, 4), corners x0, y0, x1, y1 in pixels; rows without a box are 0.
         box_labels: int64 (batch, most); -1 where there is no box.
         tokens: int64 (batch, length).
-        lengths: int64 (batch,), the number of tokens or points that are not padding.
+        lengths: int64 (batch,), the number of tokens, points or frames that are not padding.
         pairs: int64 (batch,), a group number; samples with the same number belong together.
         points: float32 (batch, most, coordinates).
         multi_hot: int64 (batch, classes), 1 for each label that an image has, else 0.
@@ -34,6 +34,7 @@ class Batch(NamedTuple):
         pointers: int64 (batch, steps), 1 for the first point or object, 0 for the end of a sequence and -1 for padding.
         rows: float32 (batch, rows, columns), a table of numbers for each sample.
         prompts: int64 (batch, words), what is to be drawn.
+        sequences: float32 (batch, frames, coordinates), joints over time, ordered by body, joint and x, y, z.
     """
 
     images: Tensor = _ABSENT
@@ -52,6 +53,7 @@ class Batch(NamedTuple):
     rows: Tensor | None = None
     regions: Tensor | None = None
     prompts: Tensor = _ABSENT
+    sequences: Tensor = _ABSENT
 
     @property
     def length(self) -> int:

@@ -34,8 +34,8 @@ class Images(ABC):
     """A set of images that serves batches by index, stored or generated on the fly.
 
     Attributes:
-        serves: what a network reads of its batches: "images", or "tokens", "points", "rows", "regions" or
-            "prompts".
+        serves: what a network reads of its batches: "images", or "tokens", "points", "rows", "regions",
+            "prompts" or "sequences".
     """
 
     class_names: tuple[str, ...]
@@ -88,8 +88,9 @@ class Images(ABC):
             device: where to compute; the device of the images when None.
         """
         check_draws(generator, augmentation)
-        if self.serves != "images" and augmentation is not None and augmentation.operations:
-            raise UsageError(f"augment is {augmentation.texts}, which changes images; leave it out for {self.serves}.")
+        for operation in () if augmentation is None else augmentation.operations:
+            if operation.changes != self.serves:
+                raise UsageError(f"augment has {operation}, for {operation.changes}; leave it out for {self.serves}.")
         return self.make_batch(indices, BatchOptions(augmentation, crop, generator, share or slice(None), device))
 
     def make_batch(self, indices: Tensor, options: BatchOptions) -> Batch:

@@ -18,10 +18,12 @@ class Operation(ABC):
     Attributes:
         name: on the command line.
         usage: an example of its written form.
+        changes: what it changes, of `mereo.models.network.INPUT_KINDS`.
     """
 
     name: ClassVar[str]
     usage: ClassVar[str]
+    changes: ClassVar[str] = "images"
 
     @abstractmethod
     def draw(self, count: int, height: int, width: int, generator: torch.Generator | None) -> Tensor:

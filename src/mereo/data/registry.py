@@ -45,6 +45,8 @@ class DatasetInfo:
         configure: changes of these facts for given options, its keyword arguments; its docstring lists them for users.
             None for a data set without options.
         task_options: options of the task that describe the data, for training on it; others may be given.
+        network_arguments: arguments of networks that follow from the data, such as the number of joints; those that a
+            network has and that are not given.
         layout: the files of each split and the class names of a folder, so that it need not be scanned again.
         opened: the splits of a source whose images are read one by one, so that it need not be opened again, or of
             images in memory.
@@ -69,6 +71,7 @@ class DatasetInfo:
     counts: Literal["samples", "bytes"] = "samples"
     configure: "Callable[..., Mapping[str, Any]] | None" = None
     task_options: Mapping[str, Any] = field(default_factory=dict)
+    network_arguments: Mapping[str, Any] = field(default_factory=dict)
     layout: "Layout | None" = field(default=None, repr=False, compare=False)
     opened: "RawDataset | None" = field(default=None, repr=False, compare=False)
 

@@ -106,7 +106,8 @@ def dataset_info(
     Args:
         data: name or path.
         root: of the data sets.
-        inputs: what is read, such as "images" or "tokens": a path is one of text for tokens, else of images.
+        inputs: what is read, such as "images" or "tokens": a path is one of text for tokens; else a folder of
+            .skeleton files or arrays is one of sequences, and others are of images.
         unseen: whether other splits of a path may have classes that its training images do not have.
         options: what the user states of the layout of a path.
 
@@ -125,6 +126,17 @@ def dataset_info(
         from mereo.data.point_files import path_info as point_info
 
         return point_info(str(data), root)
+    if inputs in (None, "images", "sequences"):
+        from mereo.data.sequence_files import find_folder
+        from mereo.data.sequence_files import path_info as sequence_info
+
+        if (folder := find_folder(data, lambda: data_root(root))) is not None:
+            return sequence_info(folder, str(data))
+    if inputs == "sequences":
+        raise UsageError(
+            f"data is {str(data)!r}, and there is no such data set or folder of sequences; give actions, or a folder of"
+            " .skeleton, .npy or .npz files."
+        )
     if inputs not in (None, "images"):
         raise UsageError(f"data is {str(data)!r}, a path, and {inputs} are needed, which only data sets by name have.")
     if is_stream(data, data_root(root)):

@@ -37,14 +37,14 @@ def _quiet() -> Iterator[None]:
 
 
 def write_onnx(model: VisionModel, path: Path, notes: Mapping[str, Any]) -> None:
-    """Trace a network with a free batch size: images (batch, channels, height, width) -> scores (batch, classes).
+    """Trace a network with a free batch size: images (batch, channels, height, width) -> scores (batch, classes); or
+    the sequences (batch, frames, coordinates) that a network reads.
 
     Several labels give the output "probabilities" as well, a regression "values" in their units, a segmentation
     "masks", and an embedding "embeddings". `notes` are stored in the file's metadata under "mereo".
     """
-    images = torch.rand(EXAMPLES, *model.image_shape)
-    module = Finished(model).eval()
-    _write(module, images, {0: torch.export.Dim("batch", min=1)}, IMAGES, path, notes, outputs_of(module))
+    inputs, module = torch.rand(EXAMPLES, *model.input_shape), Finished(model).eval()
+    _write(module, inputs, {0: torch.export.Dim("batch", min=1)}, model.input_kind, path, notes, outputs_of(module))
 
 
 def write_pixels(model: VisionModel, path: Path, notes: Mapping[str, Any]) -> None:

@@ -68,12 +68,13 @@ def check_inputs(model: VisionModel, forms: Sequence[str], precision: str) -> No
     """UsageError for a form, or an arithmetic, that only networks of images have."""
     if model.input_kind == "images":
         return
-    others = [form for form in forms if form not in OF_ANY_INPUTS]
+    able = (*OF_ANY_INPUTS, *(("onnx",) if model.input_kind == "sequences" else ()))
+    others = [form for form in forms if form not in able]
     if others or precision != "fp32":
         value = f"to is {others[0]!r}" if others else f"precision is {precision!r}"
         raise UsageError(
             f"{value}, which is for networks of images, and this one reads {model.input_kind}; give"
-            f" --to {' '.join(OF_ANY_INPUTS)}, and no precision."
+            f" --to {' '.join(able)}, and no precision."
         )
 
 
@@ -187,7 +188,7 @@ def _write(
         if precision == "int8" and images is not None:
             quantise_onnx(path, path, images.training)
             limit = float("inf")  # its cost is measured on the test images
-        score = open_onnx(path)
+        score = open_onnx(path, model.input_kind)
     elif form == "pixels":
         write_pixels(model, path, notes)
         score = open_onnx(path, PIXELS)

@@ -11,7 +11,8 @@ from mereo.errors import MereoError, UsageError, check_positive
 from mereo.inference.evaluate import normalise
 from mereo.inference.mode import evaluating
 from mereo.models import VisionModel
-from mereo.tasks.classification import hits
+from mereo.tasks.base import task_for
+from mereo.tasks.classification import Classification, hits
 
 Change = Callable[[Tensor, Tensor], Tensor]
 """(images in [0, 1], their indices in the split) -> images in [0, 1]."""
@@ -76,15 +77,22 @@ def collect_answers(
     """
     check_positive(batch_size=batch_size)
     parameter, cfg = next(model.parameters()), model.pretrained_cfg
-    crop = (model.image_shape[1], model.image_shape[2])
+    of_images = split.serves == "images"
+    crop = (model.image_shape[1], model.image_shape[2]) if of_images else None
+    task = task_for(type(model), Classification.name)(split.class_names)
     collected, labels = [], []
     with evaluating(model), torch.inference_mode():
         for start in range(0, len(split), batch_size):
             indices = torch.arange(start, min(start + batch_size, len(split)))
             batch = split.batch(indices, crop=crop, device=parameter.device)
-            images = batch.images if change is None else change(batch.images, indices)
-            ready = normalise(images, cfg["mean"], cfg["std"]).to(parameter.dtype)
-            outputs = model.forward_head(model.forward_features(ready), pre_logits=True) if features else model(ready)
+            if of_images:
+                images = batch.images if change is None else change(batch.images, indices)
+                ready = normalise(images, cfg["mean"], cfg["std"]).to(parameter.dtype)
+                outputs = (
+                    model.forward_head(model.forward_features(ready), pre_logits=True) if features else model(ready)
+                )
+            else:
+                outputs = task.apply(model, batch)
             scores = outputs.float().cpu()
             if not bool(scores.isfinite().all()):
                 place = int((~scores.isfinite()).any(1).nonzero()[0])

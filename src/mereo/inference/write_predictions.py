@@ -37,6 +37,10 @@ class Written(NamedTuple):
     files: list[Path]
 
 
+SAMPLES = {"images": "image", "regions": "scene", "sequences": "sequence"}
+"""What a sample is called, by what a network reads; a set for others."""
+
+
 def unique_names(paths: Sequence[Path]) -> list[str]:
     """A name without a suffix for each file: of the file, with a number if several have the same in any capitals."""
     counts, taken, names = Counter[str](), set[str](), list[str]()
@@ -154,7 +158,7 @@ def is_csv(out: Path) -> bool:
 
 def table_header(task: Task) -> tuple[str, ...]:
     """The columns of a table of predictions."""
-    what = {"images": "image", "regions": "scene"}.get(task.input_kinds[0], "set")
+    what = SAMPLES.get(task.input_kinds[0], "set")
     return what, *(() if task.file_column is None else (task.file_column,)), *task.cell_names
 
 

@@ -180,7 +180,11 @@ class _Evaluation:
 
     def check(self) -> None:
         """UsageError for attacks and poses that are impossible."""
-        plan = self.plan
+        plan, serves = self.plan, self.trained[0].split.serves
+        names = ("corruptions", "attacks", "equivariance", "tta", "five_crop")
+        for name in names if serves != "images" else ():
+            if getattr(plan, name):
+                raise UsageError(f"{name} is {getattr(plan, name)}, which changes images, not {serves}; leave it out.")
         if plan.attacks or plan.equivariance:
             check_one_label(self.trained[0].split)
         for network in self.trained:

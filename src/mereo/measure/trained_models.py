@@ -10,6 +10,7 @@ import torch
 
 from mereo.data import Images, ImageSet, data_root, dataset_info, load_split
 from mereo.data.layout_options import LayoutOptions
+from mereo.data.sequences import Sequences
 from mereo.data.sets import is_dataset
 from mereo.data.split import stratified
 from mereo.data.stream.hub import PREFIX
@@ -138,9 +139,11 @@ def match_classes(split: Images, model: VisionModel, data: str) -> Images:
         )
     if given == known:
         return split
+    places = torch.tensor([known.index(name) for name in given])
+    if isinstance(split, Sequences):
+        return split.relabelled(places, known)
     if not isinstance(split, ImageSet):
         raise UsageError(f"data is {data!r}, whose classes the model has in another order; give images of one object.")
-    places = torch.tensor([known.index(name) for name in given])
     return ImageSet(split.images, places.to(split.labels.device)[split.labels], known)
 
 

@@ -20,10 +20,11 @@ their scores; at each step a score for each choice, (batch, steps, choices); for
 object the logarithm of a probability for each concept, (batch, measurements, concepts); the noise of its input; an
 image, (batch, channels, height, width). A network that supervises several maps for each class gives them all in
 training, (batch, maps, classes, height, width)."""
-INPUT_KINDS = ("images", "tokens", "points", "rows", "regions", "prompts")
+INPUT_KINDS = ("images", "tokens", "points", "rows", "regions", "prompts", "sequences")
 """What a network reads: images (batch, channels, height, width), tokens int64 (batch, tokens), sets of points
 (batch, points, coordinates), tables of numbers (batch, rows, columns), features of the attended regions of scenes
-(batch, regions, features), or prompts of what to draw, int64 (batch, words)."""
+(batch, regions, features), prompts of what to draw, int64 (batch, words), or sequences of joints (batch, frames,
+coordinates)."""
 
 
 class NetworkConfig(dict[str, Any]):

@@ -15,6 +15,7 @@ from mereo.tasks.regression import Regression
 from mereo.tasks.scanpaths import Scanpaths
 from mereo.tasks.segmentation import Segmentation
 from mereo.tasks.subspace_embedding import SubspaceEmbedding
+from mereo.tasks.sequence import SequenceClasses
 from mereo.tasks.triples import Triples
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Regression",
     "Scanpaths",
     "Segmentation",
+    "SequenceClasses",
     "SubspaceEmbedding",
     "Task",
     "Triples",

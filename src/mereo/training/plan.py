@@ -162,7 +162,8 @@ def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
         outputs[module.outputs_argument] = made.num_outputs(info.num_classes)
     config = config.replace(model_args=entry.full(config.model_args))
     _check_arguments(config, entry)
-    arguments: dict[str, Any] = {**config.model_args, **outputs}
+    of_data = {name: value for name, value in info.network_arguments.items() if name in defaults}
+    arguments: dict[str, Any] = {**of_data, **config.model_args, **outputs}
     if module.input_kind == "images":
         config, augmentation = _of_images(config, entry, info)
         arguments = {"img_size": config.img_size, **arguments, "in_chans": config.in_chans}
@@ -170,7 +171,7 @@ def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
     if module.input_kind == "images":
         config = _normalised(config, entry, chosen)
     else:
-        config = config.replace(augment=("none",))
+        config, augmentation = _augmented(config, info, module.input_kind)
         if not isinstance(chosen.get("context", 1), int) or chosen.get("context", 1) < 1:
             raise UsageError(f"context is {chosen['context']!r}; it must be a whole number above 0.")
         info = info.in_windows(chosen.get("context", 1))
@@ -182,14 +183,21 @@ def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
 
 def _of_images(config: TrainConfig, entry: ModelEntry, info: DatasetInfo) -> tuple[TrainConfig, Augmentation | None]:
     """The size of the images, and how they are changed."""
-    size, augment = config.img_size, config.augment
+    size = config.img_size
     if size is None and "img_size" not in config.model_args:
         default = entry.defaults["img_size"]
         size = default if isinstance(default, int) else None
-    if augment == ("auto",):
-        augment = info.augment or ("none",)
+    return _augmented(config.replace(img_size=size), info, entry.module.input_kind)
+
+
+def _augmented(config: TrainConfig, info: DatasetInfo, inputs: str) -> tuple[TrainConfig, Augmentation | None]:
+    """How the inputs are changed: as given, else as the data set states."""
+    augment = (info.augment or ("none",)) if config.augment == ("auto",) else config.augment
     augmentation = None if augment in ((), ("none",)) else Augmentation.parse(augment)
-    return config.replace(img_size=size, augment=augment), augmentation
+    for operation in () if augmentation is None else augmentation.operations:
+        if operation.changes != inputs:
+            raise UsageError(f"augment has {operation}, for {operation.changes}, and {config.model} reads {inputs}.")
+    return config.replace(augment=augment), augmentation
 
 
 def _normalised(config: TrainConfig, entry: ModelEntry, arguments: Mapping[str, Any]) -> TrainConfig:
@@ -234,8 +242,6 @@ def _check_no_images(config: TrainConfig, inputs: str) -> None:
     for name, value in unused.items():
         if getattr(config, name) != value:
             raise UsageError(f"{name} is {getattr(config, name)}, and {config.model} reads {inputs}; leave it out.")
-    if config.augment not in ((), ("auto",), ("none",)):
-        raise UsageError(f"augment is {config.augment}, which changes images, and {config.model} reads {inputs}.")
 
 
 def training_images(config: TrainConfig, info: DatasetInfo) -> int:

@@ -156,18 +156,19 @@ def data_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list
             changes.append(f"{split}: images of {was['size']}, now {is_now['size']}")
         if changes:
             continue
-        for name, before, after in zip(names, was["classes"], is_now["classes"], strict=True):
+        counted = names if is_now["classes"] else []  # data that state their own identity count no classes
+        for name, before, after in zip(counted, was["classes"], is_now["classes"], strict=True):
             if before != after:
                 changes.append(f"{split}: {before} images of {_listed([name])}, now {after}")
         if was["labels"] != is_now["labels"] and not changes:
-            changes.append(f"{split}: {'labels' if names else 'bytes'} differ or are in another order")
+            changes.append(f"{split}: {'labels' if counted else 'bytes'} differ or are in another order")
         difference = (torch.tensor(was["sums"]) - torch.tensor(is_now["sums"])).abs().amax(1)
-        places = torch.arange(len(names)) % len(difference)
+        places = torch.arange(len(counted)) % len(difference)
         pixels = math.prod(is_now["size"]) * torch.bincount(places, torch.tensor(is_now["classes"]))
         other = (difference > ROUNDING * pixels.sqrt()).tolist()
         rounding |= bool(difference.any())
         if any(other) and not changes:
-            which = [name for place, name in enumerate(names) if other[place % len(other)]]
+            which = [name for place, name in enumerate(counted) if other[place % len(other)]]
             changes.append(f"{split}: images of {_listed(which)} replaced, changed or in another order")
     return changes, rounding
 

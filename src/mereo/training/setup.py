@@ -149,7 +149,8 @@ def describe_imbalance(setup: Setup) -> str | None:
     if uneven is None:
         return None
     (largest, most), (smallest, least) = ((for_terminal(name), count) for name, count in uneven)
-    line = f"classes differ in size: {counted(most, 'image')} of {largest}, {least:,} of {smallest}"
+    shown = counted(most, setup.task.unit.removesuffix("s"))
+    line = f"classes differ in size: {shown} of {largest}, {least:,} of {smallest}"
     if setup.splits.validation is not None:
         line += "; balanced accuracy chooses the epoch"
     return line if setup.config.sampler == "balanced" else f"{line}; --sampler balanced draws every class equally often"

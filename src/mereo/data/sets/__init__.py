@@ -6,6 +6,7 @@ PyTorch and the like inside its function.
 
 from mereo.data.registry import DATASETS, find_dataset, is_dataset, list_datasets
 from mereo.data.sets import (
+    actions,
     affnist,
     captions,
     cifar10,
@@ -35,7 +36,7 @@ from mereo.data.sets import (
 )
 
 __all__ = [
-    "DATASETS", "affnist", "captions", "cifar10", "coloured_shapes", "convex_hull", "delaunay", "digits",
+    "DATASETS", "actions", "affnist", "captions", "cifar10", "coloured_shapes", "convex_hull", "delaunay", "digits",
     "fashion_mnist", "find_dataset", "gcog", "glyph_scenes", "glyphs", "is_dataset", "list_datasets", "mnist",
     "mqar", "multimnist", "organ_masks", "picture_relations", "pystdlib", "shape_masks", "shape_tags", "shelves",
     "smallnorb", "solids", "svhn", "tensor_brain_scenes", "tours", "turned_digits",
