@@ -24,7 +24,7 @@ ATTRIBUTES = {
 """The values of each attribute."""
 COUNTS = {"train": 3000, "validation": 200, "test": 400}
 _COLOURS = ((1.0, 0.25, 0.25), (0.25, 1.0, 0.25), (0.3, 0.4, 1.0), (1.0, 1.0, 0.25))
-_RADII, _GROUND, _NOISE = (5.0, 8.5), 0.2, 0.15
+_RADII, _GROUND, _NOISE = (6.0, 10.5), 0.2, 0.15
 
 
 def make_sprite(attributes: "npt.NDArray[np.int64]", generator: "np.random.Generator") -> "npt.NDArray[np.uint8]":

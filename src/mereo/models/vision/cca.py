@@ -10,13 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import Coupling
-from mereo.core.initialise import start_linears
+from mereo.core.initialise import xavier_linears
 from mereo.errors import UsageError, check_count, check_positive
 from mereo.mechanisms.attention import ConditionalCrossAttention, ConditionTokens
 from mereo.models.base import grid_of_cells
-from mereo.models.layout import register_layout
 from mereo.models.registry import IMAGENET, register_model
-from mereo.models.vision_transformer import VisionTransformer, transformer_pairs
+from mereo.models.vision_transformer import VisionTransformer
 
 
 class CCA(VisionTransformer):
@@ -26,8 +25,7 @@ class CCA(VisionTransformer):
 
     e_c = W norm(z_c) + b, divided by its length
 
-    The last block is a `ConditionalCrossAttention`. Weights of a vision transformer have the same names, and fit:
-    `mereo.convert("vit.safetensors", model="cca_vit_s16")` starts the last block from its last self-attention.
+    The last block is a `ConditionalCrossAttention`; `start_from` gives it the weights of a last self-attention.
 
     Args:
         num_classes: number of conditions.
@@ -41,6 +39,8 @@ class CCA(VisionTransformer):
         or weights (batch, num_classes) -> (batch, out_dim). Features are the tokens X, the class token first.
 
     Reads as: the coupling of the last block, (batch, heads, conditions, tokens), is where each condition looks.
+
+    Deviates: weights start from Xavier's distribution; the paper's start from a trained network.
 
     Reference: arXiv:2307.13254.
     """
@@ -71,8 +71,32 @@ class CCA(VisionTransformer):
         self.condition = condition
         self.feature_info = self.feature_info[:-1]
         self.blocks[-1] = ConditionalCrossAttention(self.blocks[-1], residual)
-        self.projection = start_linears(nn.Linear(embed_dim, out_dim))
+        self.projection = xavier_linears(nn.Linear(embed_dim, out_dim))
         self.reset_classifier(num_classes)
+
+    def reset_parameters(self) -> None:
+        """As a vision transformer, but weights from Xavier's distribution, with which narrow networks learn faster."""
+        super().reset_parameters()
+        xavier_linears(self)
+
+    def start_from(self, vit: nn.Module) -> None:
+        """Take the weights of a vision transformer; the last block gets those of its last self-attention.
+
+        Args:
+            vit: a `VisionTransformer` of the same sizes, such as `mereo.convert("timm:vit_small_patch16_224")`;
+                its classifier is left out.
+        """
+        own, given = self.state_dict(), {n: x for n, x in vit.state_dict().items() if not n.startswith("head")}
+        added = ("head.", "projection.", f"blocks.{len(self.blocks) - 1}.condition_norm.")
+        wanted = {name: x for name, x in own.items() if not name.startswith(added)}
+        shapes = [{name: x.shape for name, x in each.items()} for each in (wanted, given)]
+        if shapes[0] != shapes[1]:
+            different = sorted(n for n in {*shapes[0], *shapes[1]} if shapes[0].get(n) != shapes[1].get(n))
+            raise UsageError(
+                f"vit is a {type(vit).__name__} with other {', '.join(different[:3])}; give a vision transformer of"
+                " mereo of the same sizes, without a mechanism."
+            )
+        self.load_state_dict({**own, **given})
 
     def tokens(self, images: Tensor) -> Tensor:
         """What all conditions read: (batch, 1 + patches, embed_dim), the class token first."""
@@ -135,8 +159,6 @@ class CCA(VisionTransformer):
     def no_weight_decay(self) -> set[str]:
         return super().no_weight_decay() | {name for name, _ in self.named_parameters() if name == "head.table"}
 
-
-register_layout("official", CCA, lambda model: (pair for pair in transformer_pairs(model) if pair.ours != "head"))
 
 SIZES: dict[str, dict[str, Any]] = {
     "s16": {},
