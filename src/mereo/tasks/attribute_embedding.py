@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mereo.core.triplets import UNKNOWN, triplet_loss
 from mereo.data import Batch, Images
 from mereo.data.layout_options import LayoutOptions
 from mereo.errors import check_positive
@@ -24,8 +25,6 @@ from mereo.tasks.embedding import nearest, nearest_table
 from mereo.tasks.pictures import draw_images
 from mereo.tasks.several_outputs import check_unmixed
 
-UNKNOWN = -1
-"""The value of an attribute that an image has no label of."""
 _QUERIES, _SHOWN = 3, 6
 """Number of queries in a picture, and of nearest images of each under each attribute."""
 
@@ -42,30 +41,6 @@ class AttributeEmbeddingOptions:
 
     def __post_init__(self) -> None:
         check_positive(margin=self.margin)
-
-
-def triplet_loss(embeddings: Tensor, values: Tensor, margin: float = 0.2) -> Tensor:
-    """The mean over all triplets of a batch: an image, one of the same value, and one of another value.
-
-    L = mean_{a, p, n} max(0, m - e_a e_p + e_a e_n),   v_p = v_a, p != a,   v_n != v_a
-
-    Images of the value `UNKNOWN` are in no triplet; without a triplet the loss is 0.
-
-    Args:
-        embeddings: of length one.
-        values: of one attribute.
-        margin: m.
-
-    Shapes: embeddings (batch, dim), values int64 (batch,) -> ().
-    """
-    known = values != UNKNOWN
-    same = values.unsqueeze(0) == values.unsqueeze(1)
-    other = ~same & known
-    same = same & known & ~torch.eye(len(values), dtype=torch.bool, device=values.device)
-    similar = embeddings @ embeddings.T
-    triplets = (same.unsqueeze(2) & other.unsqueeze(1)) & known[:, None, None]
-    losses = (margin - similar.unsqueeze(2) + similar.unsqueeze(1)).clamp(min=0).masked_fill(~triplets, 0)
-    return losses.sum() / triplets.sum().clamp(min=1)
 
 
 def ranked(embeddings: Tensor, values: Tensor) -> tuple[float, float]:

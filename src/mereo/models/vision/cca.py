@@ -83,7 +83,7 @@ class CCA(VisionTransformer):
         """Take the weights of a vision transformer; the last block gets those of its last self-attention.
 
         Args:
-            vit: a `VisionTransformer` of the same sizes, such as `mereo.convert("timm:vit_small_patch16_224")`;
+            vit: a `VisionTransformer` of the same sizes, of timm as `mereo.convert(timm.create_model(...))` makes it;
                 its classifier is left out.
         """
         own, given = self.state_dict(), {n: x for n, x in vit.state_dict().items() if not n.startswith("head")}
