@@ -20,7 +20,7 @@ from mereo.tasks.embedding import nearest
 from mereo.training.config import TrainConfig
 from papers.common.settings import Settings
 
-SIZE, DIM, STEPS, BATCH, RATE = 32, 32, 130, 64, 2e-3
+SIZE, DIM, STEPS, BATCH, RATE = 32, 32, 200, 48, 2e-3
 NEAREST, ATTENTION = "nearest.png", "attention.png"
 SHOWN, QUERIES, MAPS = 6, 2, 4
 """Nearest images and queries in the first picture, and images in the second."""
@@ -58,7 +58,7 @@ class Separate(nn.Module):
         return torch.cat([model(images) for model in self.models], 1)
 
 
-def _cca(**arguments: str) -> Callable[[int], nn.Module]:
+def _cca(**arguments: Any) -> Callable[[int], nn.Module]:
     return lambda attributes: mereo.create_model("cca_tiny", num_classes=attributes, **arguments)
 
 

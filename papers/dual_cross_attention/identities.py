@@ -21,7 +21,7 @@ from mereo.tasks.embedding import EmbeddingMetrics
 from papers.common.settings import Settings
 
 PATCH, DIM, DEPTH, HEADS, SHARE, MARGIN = 8, 64, 4, 4, 0.3, 0.3
-STEPS, IDENTITIES, EACH, RATE = 200, 16, 4, 2e-3
+STEPS, IDENTITIES, EACH, RATE = 300, 8, 4, 1e-3
 """Steps of a training, identities of a batch, images of each of them, and the largest learning rate."""
 VARIANTS: Mapping[str, tuple[float | None, bool]] = {
     "attention alone": (None, False),
@@ -85,7 +85,7 @@ def measure(network: Any, test: Batch) -> dict[str, float]:
         dual_embedding(network, part) if dual else network.forward_features(part)[:, 0]
         for part in standardised(test.images).split(160)
     ]
-    vectors, figures = torch.cat(parts), {}
+    vectors, figures = torch.cat(parts), dict[str, float]()
     for title, own in {"": vectors, ", first answer": vectors[:, :DIM]}.items():
         metrics = EmbeddingMetrics()
         metrics.update(F.normalize(own, dim=1), test)

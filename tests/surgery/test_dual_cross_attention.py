@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import mereo
 from mereo.core.operations import forward_operations
+from mereo.core.triplets import hard_triplet_loss
 from mereo.errors import UsageError
 from mereo.mechanisms.attention.hosted import split_heads
-from mereo.core.triplets import hard_triplet_loss
 from mereo.surgery import dual_cross_attention, dual_embedding, dual_loss
 from mereo.surgery.dual_cross_attention import PairAttention, _Pass
 

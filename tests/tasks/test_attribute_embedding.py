@@ -1,4 +1,4 @@
-"""Attribute embedding: loss and metrics against loops, unknown values, the files of a gallery, a training of sprites."""
+"""Attribute embedding: loss and metrics against loops, unknown values, files of a gallery, a training of sprites."""
 
 import csv
 from pathlib import Path

@@ -19,7 +19,7 @@ _CHUNK = 1024
 
 
 def features_of(model: VisionModel, batch: Batch) -> Tensor:
-    """The features of a prepared batch: an embedding itself, several side by side, of other networks what the last layer reads.
+    """The features of a prepared batch: embeddings, several side by side; of other networks what the last layer reads.
 
     Shapes: -> float32 (batch, features); maps and tokens are averaged over their places.
     """

@@ -273,9 +273,9 @@ def dual_cross_attention(
             re-identification. None leaves this answer out.
         pairwise: whether images have partners in training. `network.dual.pairs` sets them; they are random by default.
         partner: the stream of the partner's keys and values: "plain", of its own answer, or "pair".
-        triplet: for re-identification, the margin of `mereo.core.triplets.hard_triplet_loss`, which the loss of each
-            answer gets in addition, of its class token; give several images of each identity in a batch. `dual_embedding`
-            then compares images. The margin of the paper is not stated.
+        triplet: for re-identification, the margin of `mereo.core.triplets.hard_triplet_loss` of the class token, which
+            each answer's loss then has as well; give several images of each identity in a batch, and compare images by
+            `dual_embedding`. The margin of the paper is not stated.
 
     Shapes: as for `model`. Recorded: couplings of each layer, and `dual.block.kept`, int64 (batch, count), the numbers
         of the chosen patches.
@@ -333,7 +333,9 @@ def dual_embedding(network: Any, images: Tensor) -> Tensor:
     branches = getattr(network, HELD_AS, None)
     if not isinstance(branches, DualBranches) or network.training:
         way = "in training" if isinstance(branches, DualBranches) else "without dual cross-attention"
-        raise UsageError(f"network is a {type(network).__name__} {way}; give one after dual_cross_attention and eval().")
+        raise UsageError(
+            f"network is a {type(network).__name__} {way}; give one after dual_cross_attention and eval()."
+        )
     features = [network.forward_features(images)[:, 0]]
     if branches.block is not None:
         features.append(branches())

@@ -117,8 +117,8 @@ class AttributeEmbeddingMetrics(Metrics):
             "other_triplet_accuracy": figures[0][others].mean().item() if count > 1 else 0.5,
         }
         for kind, table in zip(("triplet_accuracy", "average_precision"), figures.tolist(), strict=True):
-            for under, row in zip(self.names, table, strict=True):
-                means |= {f"{kind} {of} under {under}": v for of, v in zip(self.names, row, strict=True)}
+            for condition, row in zip(self.names, table, strict=True):
+                means |= {f"{kind} {of} under {condition}": v for of, v in zip(self.names, row, strict=True)}
         return means
 
 

@@ -35,8 +35,8 @@ from mereo.data.sets import (
 )
 
 __all__ = [
-    "DATASETS", "affnist", "captions", "cifar10", "convex_hull", "delaunay", "digits", "fashion_mnist",
-    "figures", "find_dataset", "gcog", "glyph_scenes", "glyphs", "is_dataset", "list_datasets", "mnist", "mqar", "multimnist",
+    "DATASETS", "affnist", "captions", "cifar10", "convex_hull", "delaunay", "digits", "fashion_mnist", "figures",
+    "find_dataset", "gcog", "glyph_scenes", "glyphs", "is_dataset", "list_datasets", "mnist", "mqar", "multimnist",
     "picture_relations", "pystdlib", "shape_masks", "shape_tags", "shelves", "smallnorb", "solids", "sprites", "svhn",
     "tensor_brain_scenes", "tours", "turned_digits",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Figures: people of a few strokes, each an identity by clothes, skin, hair and bag, walking past at any place and size.
+"""Figures: people of a few strokes, each an identity by clothes, skin, hair and bag, walking at any place and size.
 
 Generated when they are needed, the same on every machine. Identities of the validation and test images are not among
 the training images, so that a network has to compare people it has never seen.
@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 SIZE, SEED = (64, 32), 0
 IDENTITIES = {"train": 80, "validation": 20, "test": 40}
 EACH = {"train": 16, "validation": 8, "test": 8}
-_PALETTE = ((0.8, 0.2, 0.2), (0.2, 0.3, 0.8), (0.2, 0.6, 0.25), (0.85, 0.75, 0.2), (0.15, 0.15, 0.15), (0.85, 0.85, 0.85))
+_PALETTE = (
+    (0.8, 0.2, 0.2),
+    (0.2, 0.3, 0.8),
+    (0.2, 0.6, 0.25),
+    (0.85, 0.75, 0.2),
+    (0.15, 0.15, 0.15),
+    (0.85, 0.85, 0.85),
+)
 _SKINS = ((0.95, 0.8, 0.68), (0.6, 0.42, 0.3))
 _NOISE = 0.06
 
@@ -33,7 +40,8 @@ def draw_figure(identity: "npt.NDArray[np.int64]", generator: "np.random.Generat
     foot = (SIZE[0] - generator.uniform(1, 1 + 0.2 * (SIZE[0] - unit)), SIZE[1] / 2 + generator.uniform(-4, 4))
     down, across = np.mgrid[: SIZE[0], : SIZE[1]] + 0.5
     x, y = (across - foot[1]) / unit * facing, (foot[0] - down) / unit  # y from 0 at the feet to 1
-    image = generator.uniform(0.3, 0.7, (3, 1, 1)) + 0.1 * generator.uniform(-1, 1) * y
+    ground = generator.uniform(0.35, 0.65) + generator.uniform(-0.08, 0.08, (3, 1, 1))
+    image = ground + 0.1 * generator.uniform(-1, 1) * y
 
     def stroke(start: tuple[float, float], end: tuple[float, float], width: float) -> "npt.NDArray[np.bool_]":
         along = np.subtract(end, start)

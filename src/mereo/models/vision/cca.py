@@ -103,9 +103,7 @@ class CCA(VisionTransformer):
         features: Tensor = self.forward_features(images)
         return features
 
-    def embed(  # type: ignore[override]
-        self, tokens: Tensor, condition: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensor:
+    def embed(self, tokens: Tensor, condition: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """The embeddings of images, from `tokens`, under one condition each or under all.
 
         Args:

@@ -60,9 +60,7 @@ class ConditionTokens(nn.Module):
         if not torch.compiler.is_compiling() and condition.numel():
             least, most = int(condition.min()), int(condition.max())
             if least < 0 or most >= count:
-                raise UsageError(
-                    f"condition has {least if least < 0 else most}; the conditions are 0 to {count - 1}."
-                )
+                raise UsageError(f"condition has {least if least < 0 else most}; the conditions are 0 to {count - 1}.")
         return tokens[condition]
 
 
