@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 import mereo
-from mereo.data import Batch
+from mereo.data import Batch, load_splits
+from mereo.data.layout_options import LayoutOptions
 from mereo.errors import UsageError
 from mereo.tasks import AttributeEmbedding
 from mereo.tasks.attribute_embedding import ranked, triplet_loss
@@ -81,6 +83,26 @@ def test_files_of_a_gallery_name_the_nearest_images_under_each_attribute(tmp_pat
         rows = csv.DictReader((tmp_path / f"nearest_{name}.csv").read_text().splitlines())
         nearest[name] = [row["nearest 1"] for row in rows]
     assert nearest == {"shape": ["b", "a", "b"], "colour": ["c", "c", "a"]}
+
+
+def test_a_table_of_attributes_is_read_with_its_gaps(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    rows = ["image,split,shape,colour,taken by"]
+    for number in range(12):
+        Image.fromarray(np.full((8, 8, 3), 20 * number, np.uint8)).save(tmp_path / "images" / f"{number}.png")
+        colour = "" if number == 3 else ("red", "blue")[number // 2 % 2]
+        rows.append(f"{number}.png,{'test' if number > 8 else 'train'},{('disc', 'cross')[number % 2]},{colour},{number}")
+    (tmp_path / "labels.csv").write_text("\n".join(rows) + "\n")
+    options = LayoutOptions(task="attribute_embedding")
+    splits = load_splits(str(tmp_path), img_size=8, validation_fraction=0.0, options=options)
+    assert splits.class_names == NAMES
+    train, test = (split.batch(torch.arange(len(split))).attributes for split in (splits.train, splits.test))
+    assert train is not None and test is not None and len(train) == 9 and (train[:, 1] == -1).sum() == 1
+    assert set(train.flatten().tolist()) == {*test.flatten().tolist(), -1} and train.max() < 2**24
+    assert len(train[:, 0].unique()) == 2
+    with pytest.raises(UsageError, match="1 value in 'shape'"):
+        (tmp_path / "labels.csv").write_text("\n".join(row.replace("disc", "cross") for row in rows) + "\n")
+        load_splits(str(tmp_path), img_size=8, options=options._replace(label_column=NAMES))
 
 
 @pytest.mark.long
