@@ -133,7 +133,6 @@ class AttributeEmbedding(Task):
     is_share = True
     Options = AttributeEmbeddingOptions
     outputs_are = "attributes"
-    may_mirror = False
     example_model = "cca_tiny"
     example_data = "sprites"
     settings: ClassVar[Mapping[str, Any]] = {"batch_size": 96}
@@ -171,7 +170,7 @@ class AttributeEmbedding(Task):
 
     def predict(self, outputs: Tensor, top: int = 3) -> list[dict[str, Any]]:
         names = self._names(outputs.shape[1])
-        return [{"embeddings": dict(zip(names, rows, strict=True))} for rows in outputs.tolist()]
+        return [{f"embedding {name}": row for name, row in zip(names, rows, strict=True)} for rows in outputs.tolist()]
 
     def write(self, outputs: Tensor, names: Sequence[str], folder: Path, seen: Sequence[Seen]) -> list[Path]:
         """embeddings.npy, (images, attributes, dim), and the nearest images under each attribute, a table each."""
