@@ -186,7 +186,7 @@ def _draw_nearest(vectors: Tensor, test: Batch, names: Sequence[str], settings: 
         count = min(SHOWN, len(vectors) - 1)
         found = nearest(vectors[:, number], torch.tensor([query]), count)[0][0].tolist()
         for place, (each, image) in enumerate(zip(axes, [query, *found], strict=False)):
-            each.imshow(test.images[image].permute(1, 2, 0))
+            each.imshow(test.images[image].permute(1, 2, 0).numpy())
             right = bool(test.attributes[image, number] == test.attributes[query, number])
             for side in each.spines.values():
                 side.set(color="black" if right else "crimson", linewidth=0.8 if right else 2.5)
@@ -206,9 +206,9 @@ def _draw_attention(model: Any, images: Tensor, names: Sequence[str], settings: 
     figure = new_figure(1.3 * (len(names) + 1), 1.3 * len(images))
     panels = figure.subplots(len(images), len(names) + 1, squeeze=False)
     for axes, image, own in zip(panels, images, maps, strict=True):
-        axes[0].imshow(image.permute(1, 2, 0))
+        axes[0].imshow(image.permute(1, 2, 0).numpy())
         for each, name, values in zip(axes[1:], names, own, strict=True):
-            each.imshow(values, cmap="magma", vmin=0)
+            each.imshow(values.numpy(), cmap="magma", vmin=0)
             each.set_title(name if axes is panels[0] else "", fontsize=9)
         for each in axes:
             each.set(xticks=[], yticks=[])

@@ -91,7 +91,9 @@ def test_a_table_of_attributes_is_read_with_its_gaps(tmp_path: Path) -> None:
     for number in range(12):
         Image.fromarray(np.full((8, 8, 3), 20 * number, np.uint8)).save(tmp_path / "images" / f"{number}.png")
         colour = "" if number == 3 else ("red", "blue")[number // 2 % 2]
-        rows.append(f"{number}.png,{'test' if number > 8 else 'train'},{('disc', 'cross')[number % 2]},{colour},{number}")
+        rows.append(
+            f"{number}.png,{'test' if number > 8 else 'train'},{('disc', 'cross')[number % 2]},{colour},{number}"
+        )
     (tmp_path / "labels.csv").write_text("\n".join(rows) + "\n")
     options = LayoutOptions(task="attribute_embedding")
     splits = load_splits(str(tmp_path), img_size=8, validation_fraction=0.0, options=options)

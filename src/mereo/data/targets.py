@@ -142,7 +142,9 @@ def find_targets(
     if task == "attribute_embedding":
         recurring = (name for name, values in free.items() if 2 <= len(values) <= max(len(cells) // 2, 2))
         if not (columns := given or tuple(recurring)):
-            raise UsageError(f"{path} has no column whose values recur, as those of attributes do; give --label-column.")
+            raise UsageError(
+                f"{path} has no column whose values recur, as those of attributes do; give --label-column."
+            )
         return Targets("attributes", columns)
     columns = given or ((found["label"],) if found["label"] else ())
     if not columns:
