@@ -42,7 +42,7 @@ class Targets(NamedTuple):
     """What the columns of a table hold in place of one label.
 
     Attributes:
-        field: of a batch: "multi_hot" for several labels, "values" for numbers, "attributes" for a value in each column.
+        field: of a batch: "multi_hot" for several labels, "values" for numbers, "attributes" for a value a column.
         columns: that hold them.
         separator: of the labels in a cell; a space for any white space. None for a column for each label or number.
     """

@@ -1,7 +1,7 @@
 """Conditional cross-attention: a query for each condition, such as an attribute, reads the tokens of an image.
 
-Source: Song, Hwang, Yoon, Choi, Gu, ICCV 2023, arXiv:2307.13254, of which only the abstract was available: the equations
-are the smallest reading that agrees with it.
+Source: Song, Hwang, Yoon, Choi, Gu, ICCV 2023, arXiv:2307.13254, of which only the abstract was available: the
+equations are the smallest reading that agrees with it.
 Cost: keys and values of N tokens, 2 N D^2 multiplications, which all conditions share; each condition takes 2 N D for
 its attention and 10 D^2 for the rest of the block.
 """
