@@ -18,6 +18,7 @@ NAMES = (
     "capsule_table",
     "clear",
     "combiner",
+    "conditional_cross_attention",
     "constellations",
     "defaults",
     "dynamic_subspace_learners",

@@ -14,5 +14,14 @@ PAPER = Paper(
             smallest={"variants": ("attention alone", "both")},
             constants={"DEPTH": 2},
         ),
+        "identities": Experiment(
+            "Do important patches that look again, and images that attend to others in training, help to find people?",
+            "arXiv:2205.02151, table 2; the figures are ours",
+            "papers.dual_cross_attention.identities",
+            frozenset({"limit", "seeds", "images", "variants"}),
+            data="figures",
+            smallest={"limit": None, "variants": ("attention alone", "both")},
+            constants={"DEPTH": 2, "STEPS": 2},
+        ),
     },
 )

@@ -23,6 +23,7 @@ OUTPUTS: dict[str, Callable[[Any, int], tuple[int | None, ...]]] = {
     "maps": lambda model, count: (count, model.num_classes, *model.image_shape[1:]),
     "tokens": lambda model, count: (*model.example_inputs(count).shape[:2], model.num_classes),
     "embedding": lambda model, count: (count, None),
+    "embeddings": lambda model, count: (count, model.num_classes, None),
     "boxes": lambda model, count: (count, None, None),
     "pointers": lambda model, count: (count, None, None),
     "triples": lambda model, count: (count, len(model.measured), model.num_classes),

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 import mereo
 from mereo.core.operations import forward_operations
+from mereo.core.triplets import hard_triplet_loss
 from mereo.errors import UsageError
 from mereo.mechanisms.attention.hosted import split_heads
-from mereo.surgery import dual_cross_attention, dual_loss
+from mereo.surgery import dual_cross_attention, dual_embedding, dual_loss
 from mereo.surgery.dual_cross_attention import PairAttention, _Pass
 
 SMALL: dict[str, Any] = {"img_size": 16, "patch_size": 4, "embed_dim": 12, "num_heads": 3, "depth": 2, "num_classes": 5}
@@ -125,6 +126,40 @@ def test_the_task_s_loss_and_the_added_one_are_the_loss_of_the_paper() -> None:
     assert all(parameter.grad is not None for parameter in network.parameters())
     network(images())
     assert not mereo.added_losses(network, labels[:, None]), "several classes an image"
+
+
+def test_re_identification_adds_the_hardest_triplets_of_each_class_token() -> None:
+    network: Any = dual_cross_attention(transformer(), 0.3, triplet=0.3).train()
+    nn.init.normal_(network.dual.loss.weights)
+    labels = torch.tensor([0, 4, 0, 4])
+    loss, losses = F.cross_entropy(network(images()), labels), []
+    for scores, features in network.dual.loss.recorded:
+        distances = torch.cdist(features, features)
+        hardest = [
+            max(distances[a, p] for p in range(4) if p != a and labels[p] == labels[a])
+            - min(distances[a, n] for n in range(4) if labels[n] != labels[a])
+            for a in range(4)
+        ]
+        triplets = (0.3 + torch.stack(hardest)).clamp(min=0).mean()
+        torch.testing.assert_close(hard_triplet_loss(features, labels), triplets, rtol=1e-4, atol=1e-5)
+        losses.append(F.cross_entropy(scores, labels) + triplets)
+    (added,) = mereo.added_losses(network, labels).values()
+    torch.testing.assert_close(loss + added, dual_loss(losses, network.dual.loss.weights), rtol=1e-4, atol=1e-5)
+    with pytest.raises(UsageError, match="labels are soft"):
+        network(images())
+        mereo.added_losses(network, torch.rand(4, 5).softmax(1))
+
+
+def test_images_are_compared_by_the_class_tokens_of_both_answers() -> None:
+    network: Any = dual_cross_attention(transformer(), 0.3)
+    vectors, features = dual_embedding(network, images()), network.forward_features(images())[:, 0]
+    assert torch.equal(vectors[:, : features.shape[1]], features) and vectors.shape[1] == 2 * features.shape[1]
+    scores = [network.head(features), network.dual.classifier(vectors[:, features.shape[1] :])]
+    torch.testing.assert_close(network(images()).exp(), sum(each.softmax(1) for each in scores) / 2)
+    torch.testing.assert_close(dual_embedding(dual_cross_attention(transformer(), None), images()), features)
+    for wrong in (network.train(), transformer()):
+        with pytest.raises(UsageError, match="network is"):
+            dual_embedding(wrong, images())
 
 
 def test_a_partner_that_is_the_image_itself_or_that_nothing_looks_at_changes_nothing() -> None:

@@ -17,6 +17,16 @@ def start_linears(module: M) -> M:
     return module
 
 
+def xavier_linears(module: M) -> M:
+    """Fill the linear layers of a module, or the layer itself, from Xavier's uniform distribution, biases with 0."""
+    for linear in module.modules():
+        if isinstance(linear, nn.Linear):
+            nn.init.xavier_uniform_(linear.weight)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+    return module
+
+
 def start_off_zero(module: nn.Module) -> None:
     """Fill biases of feed-forward networks from a normal distribution (std 1e-6), as timm does in vision transformers.
 

@@ -32,6 +32,7 @@ class Batch(NamedTuple):
         regions: float32 (batch, regions, features), of the attended regions of a scene: subject, object, maybe both; or
             of its objects and, last, a target that is looked for.
         pointers: int64 (batch, steps), 1 for the first point or object, 0 for the end of a sequence and -1 for padding.
+        attributes: int64 (batch, attributes), a number for the value of each attribute; -1 where it is not known.
         rows: float32 (batch, rows, columns), a table of numbers for each sample.
         prompts: int64 (batch, words), what is to be drawn.
         sequences: float32 (batch, frames, coordinates), joints over time, ordered by body, joint and x, y, z.
@@ -54,6 +55,7 @@ class Batch(NamedTuple):
     regions: Tensor | None = None
     prompts: Tensor = _ABSENT
     sequences: Tensor = _ABSENT
+    attributes: Tensor | None = None
 
     @property
     def length(self) -> int:

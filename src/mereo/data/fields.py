@@ -20,11 +20,13 @@ FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "pairs": ("signed whole", ()),
     "multi_hot": ("signed whole", ("classes",)),
     "values": ("floating", ("columns",)),
+    "attributes": ("signed whole", ("attributes",)),
 }
 _IN_WORDS = {
     "masks": "masks of the images",
     "multi_hot": "several labels of an image, such as a table with beach;sunset in a cell",
     "values": "numbers of each image, such as a table with --label-column and the name of their column",
+    "attributes": "values of attributes of each image",
 }
 _TOGETHER = (("boxes", "box_labels"), ("lengths", "tokens"))
 

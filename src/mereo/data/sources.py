@@ -143,7 +143,8 @@ def dataset_info(
         dataset = open_stream(data, data_root(root), options=options)
         counts, train = {split: len(part) for split, part in dataset.splits.items()}, dataset.splits["train"]
         fields = ("masks",) if getattr(train, "masks", None) is not None else tuple(getattr(train, "fields", ()))
-        what = {"multi_hot": "labels", "values": "numbers"}.get(fields[0] if fields else "", "classes")
+        named = {"multi_hot": "labels", "values": "numbers", "attributes": "attributes"}
+        what = named.get(fields[0] if fields else "", "classes")
         listed = ", ".join(dataset.class_names[:_SHOWN]) + (", ..." if len(dataset.class_names) > _SHOWN else "")
         summary = f"streamed images, {len(dataset.class_names)} {what} ({listed})"
         return DatasetInfo(

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -24,8 +25,8 @@ Cells = list[tuple[int, dict[str, str]]]
 """The lines of a table by number, each with its cells by column."""
 Target = tuple[str, ...] | tuple[float, ...]
 """The labels of an image, or its numbers."""
-TASKS = {"multilabel": "multi_hot", "regression": "values"}
-"""Tasks that several labels and numbers are for, with the field of a batch that they become."""
+TASKS = {"multilabel": "multi_hot", "regression": "values", "attribute_embedding": "attributes"}
+"""Tasks that several labels, numbers and attributes are for, with the field of a batch that they become."""
 ABOUT = frozenset({"id", "ids", "user", "annotator", "date", "time", "url", "source", "index", "width", "height"})
 """Words in the names of columns that are no labels."""
 _SEPARATORS = (";", "|")
@@ -41,7 +42,7 @@ class Targets(NamedTuple):
     """What the columns of a table hold in place of one label.
 
     Attributes:
-        field: of a batch: "multi_hot" for several labels, "values" for numbers.
+        field: of a batch: "multi_hot" for several labels, "values" for numbers, "attributes" for a value a column.
         columns: that hold them.
         separator: of the labels in a cell; a space for any white space. None for a column for each label or number.
     """
@@ -60,6 +61,8 @@ class Targets(NamedTuple):
         cells = [(row.get(name) or "").strip() for name in self.columns]
         if self.separator is not None:
             return tuple(filter(None, map(str.strip, _parts(cells[0], self.separator))))
+        if self.field == "attributes":
+            return tuple(map(_value_number, cells))
         if any(cell.lower() in _MISSING for cell in cells):
             return None
         if self.field == "multi_hot":
@@ -88,6 +91,11 @@ def _has_decimal_commas(values: Iterable[str]) -> bool:
 
 def _bit(cell: str) -> int | None:
     return _BITS.get(cell.strip().lower())
+
+
+def _value_number(cell: str) -> int:
+    """A number for the value of an attribute, the same in every table and exact in float32; -1 for none."""
+    return -1 if cell.lower() in _MISSING else crc32(cell.encode()) >> 8
 
 
 def _parts(cell: str, separator: str) -> list[str]:
@@ -131,6 +139,13 @@ def find_targets(
     others = [name for name in header if name not in (found["path"], found["split"])]
     free = {name: filled(name, cells) for name in others if given or ABOUT.isdisjoint(words_of(name))}
     binary = [name for name, values in free.items() if _is_binary(values)]
+    if task == "attribute_embedding":
+        recurring = (name for name, values in free.items() if 2 <= len(values) <= max(len(cells) // 2, 2))
+        if not (columns := given or tuple(recurring)):
+            raise UsageError(
+                f"{path} has no column whose values recur, as those of attributes do; give --label-column."
+            )
+        return Targets("attributes", columns)
     columns = given or ((found["label"],) if found["label"] else ())
     if not columns:
         numeric = [
@@ -337,7 +352,7 @@ def split_targets(
     train = [row for row in kept if row.split == "train"] or (kept if evaluation else [])
     if not train:
         raise UsageError(f"{where} has no training images; its split must be train for some rows, or left out.")
-    make = _number_table if targets.field == "values" else _label_table
+    make = {"values": _number_table, "attributes": _attribute_table}.get(targets.field, _label_table)
     names, table, evidence = make(kept, train, where, targets, options, evaluation)
     parts = {split: [row for row in kept if row.split == split] for split in dict.fromkeys(row.split for row in kept)}
     fields = {split: table(part) for split, part in parts.items()}
@@ -409,3 +424,20 @@ def _number_table(
         for name, column in [*zip(targets.columns, values.T, strict=True)][:_SHOWN]
     ]
     return targets.columns, table, f"numbers {{}} ({', '.join(shown)})"
+
+
+def _attribute_table(
+    kept: Sequence[Any], train: Sequence[Any], where: Path, targets: Targets, options: LayoutOptions, evaluation: bool
+) -> _Made:
+    def table(part: Sequence[Any]) -> Tensor:
+        return torch.tensor([row.target for row in part], dtype=torch.int64)
+
+    counts = [len(column[column >= 0].unique()) for column in table(train).T]
+    for name, count in zip(targets.columns, counts, strict=True):
+        if count < 2 and not evaluation:
+            raise UsageError(
+                f"{where} has {counted(count, 'value')} in {name!r} for all {len(train):,} training images, so there is"
+                " nothing to learn; leave the column out of --label-column."
+            )
+    shown = [f"{name} {counted(count, 'value')}" for name, count in zip(targets.columns, counts, strict=True)]
+    return targets.columns, table, f"attributes {{}} ({', '.join(shown[:_SHOWN])})"

@@ -19,12 +19,12 @@ _CHUNK = 1024
 
 
 def features_of(model: VisionModel, batch: Batch) -> Tensor:
-    """The features of a prepared batch: an embedding itself, of other networks what the last layer reads.
+    """The features of a prepared batch: embeddings, several side by side; of other networks what the last layer reads.
 
     Shapes: -> float32 (batch, features); maps and tokens are averaged over their places.
     """
-    if model.output_kind == "embedding":
-        features = task_of(model).apply(model, batch)
+    if model.output_kind in ("embedding", "embeddings"):
+        features = task_of(model).apply(model, batch).flatten(1)
     else:
         features = model.forward_head(model.forward_features(batch.images), pre_logits=True)
     features = features.float()

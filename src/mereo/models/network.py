@@ -13,13 +13,15 @@ from mereo.models.folding import folded
 from mereo.models.layers import parameter_groups
 from mereo.models.weight_sources import WeightSources
 
-OUTPUT_KINDS = ("scores", "maps", "tokens", "embedding", "boxes", "pointers", "triples", "noise", "images")
+OUTPUT_KINDS = (
+    "scores", "maps", "tokens", "embedding", "embeddings", "boxes", "pointers", "triples", "noise", "images"
+)  # fmt: skip
 """What a network gives for each input: a score for each class, (batch, classes); a map for each class, (batch, classes,
-height, width); scores of the next token at each place, (batch, tokens, vocabulary); a vector, (batch, dim); boxes with
-their scores; at each step a score for each choice, (batch, steps, choices); for a sentence of subject, predicate and
-object the logarithm of a probability for each concept, (batch, measurements, concepts); the noise of its input; an
-image, (batch, channels, height, width). A network that supervises several maps for each class gives them all in
-training, (batch, maps, classes, height, width)."""
+height, width); scores of the next token at each place, (batch, tokens, vocabulary); a vector, (batch, dim), or one for
+each condition, (batch, conditions, dim); boxes with their scores; at each step a score for each choice, (batch, steps,
+choices); for a sentence of subject, predicate and object the logarithm of a probability for each concept, (batch,
+measurements, concepts); the noise of its input; an image, (batch, channels, height, width). A network that supervises
+several maps for each class gives them all in training, (batch, maps, classes, height, width)."""
 INPUT_KINDS = ("images", "tokens", "points", "rows", "regions", "prompts", "sequences")
 """What a network reads: images (batch, channels, height, width), tokens int64 (batch, tokens), sets of points
 (batch, points, coordinates), tables of numbers (batch, rows, columns), features of the attended regions of scenes

@@ -7,6 +7,7 @@ from mereo.core.surgery import SURGERIES as SURGERIES
 from mereo.core.surgery import operate as operate
 from mereo.surgery.dual_cross_attention import DualBranches as DualBranches
 from mereo.surgery.dual_cross_attention import dual_cross_attention as dual_cross_attention
+from mereo.surgery.dual_cross_attention import dual_embedding as dual_embedding
 from mereo.surgery.dual_cross_attention import dual_loss as dual_loss
 from mereo.surgery.evit import evit as evit
 from mereo.surgery.evit import scheduled_keep_rate as scheduled_keep_rate

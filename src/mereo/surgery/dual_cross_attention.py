@@ -22,8 +22,9 @@ from mereo.core import AddedLoss, Coupling
 from mereo.core.kernels.attention import attend
 from mereo.core.squash import accumulation_type
 from mereo.core.surgery import surgery
+from mereo.core.triplets import hard_triplet_loss
 from mereo.core.votes import SameVotes
-from mereo.errors import UsageError, check_choice, check_fraction
+from mereo.errors import UsageError, check_choice, check_fraction, check_not_negative
 from mereo.mechanisms.attention.hosted import HostedAttention, attention_drop, replace_attention
 from mereo.mechanisms.select.global_local import GlobalLocalBlock, most_important, rollout_row
 from mereo.surgery.evit import blocks_of, check_block, prefix_of
@@ -49,21 +50,32 @@ def dual_loss(losses: Sequence[Tensor], weights: Tensor) -> Tensor:
 class DualLoss(AddedLoss):
     """What is added to the cross-entropy of the first answer, so that the sum is `dual_loss` of all answers.
 
+    The loss of an answer is its cross-entropy and, with a margin, `hard_triplet_loss` of its features.
+
     Args:
         answers: how many there are.
+        margin: of the triplets; None for no triplets, which need labels that are not soft.
 
-    Shapes: recorded, scores (batch, classes) of each answer; labels int64 (batch,) or soft (batch, classes).
+    Shapes: recorded, scores (batch, classes) of each answer, and its features (batch, dim) with a margin; labels int64
+        (batch,) or soft (batch, classes).
     """
 
-    def __init__(self, answers: int) -> None:
+    def __init__(self, answers: int, margin: float | None = None) -> None:
         super().__init__(HELD_AS)
-        self.weights = nn.Parameter(torch.zeros(answers))
+        self.weights, self.margin = nn.Parameter(torch.zeros(answers)), margin
 
     def term(self, recorded: Any, labels: Tensor | None) -> Tensor | None:
         if labels is None or (labels.dim() != 1 and not labels.is_floating_point()):
             return None
-        losses = [F.cross_entropy(scores.to(accumulation_type(scores)), labels) for scores in recorded]
-        return dual_loss(losses, self.weights) - losses[0]
+        scores = [each if self.margin is None else each[0] for each in recorded]
+        losses = [F.cross_entropy(each.to(accumulation_type(each)), labels) for each in scores]
+        first = losses[0]
+        if self.margin is not None:
+            if labels.is_floating_point():
+                raise UsageError(f"triplet is {self.margin}, and labels are soft; leave out mixup and cutmix.")
+            triplets = [hard_triplet_loss(each.float(), labels, self.margin) for _, each in recorded]
+            losses = [one + other for one, other in zip(losses, triplets, strict=True)]
+        return dual_loss(losses, self.weights) - first
 
 
 @dataclass
@@ -139,17 +151,19 @@ class DualBranches(nn.Module):
     norm: nn.Module | None
     classifier: nn.Module | None
 
-    def __init__(self, model: Any, prefix: int, share: float | None, pairwise: bool) -> None:
+    def __init__(
+        self, model: Any, prefix: int, share: float | None, pairwise: bool, triplet: float | None, state: _Pass
+    ) -> None:
         super().__init__()
         blocks = blocks_of(model)
         self.layers = len(blocks)
         self.pairs: Tensor | None = None
-        self.share, self.pairwise, self.prefix = share, pairwise, prefix
+        self.share, self.pairwise, self.prefix, self.state = share, pairwise, prefix, state
         self.block = self.norm = self.classifier = None
         if share is not None:
             self.block = GlobalLocalBlock(blocks[-1], prefix)
             self.norm, self.classifier = deepcopy(model.norm), deepcopy(model.head)
-        self.loss = DualLoss(1 + (share is not None) + pairwise)
+        self.loss = DualLoss(1 + (share is not None) + pairwise, triplet)
         self.train(model.training)
 
     def draw(self, like: Tensor) -> Tensor:
@@ -160,18 +174,18 @@ class DualBranches(nn.Module):
             raise UsageError(f"pairs is {tuple(self.pairs.shape)} for {len(like)} images; give a number for each.")
         return self.pairs.to(like.device)
 
-    def forward(self, state: _Pass) -> Tensor:
-        """The second answer, (batch, classes)."""
-        assert self.block is not None and self.norm is not None and self.classifier is not None
-        assert self.share is not None
+    def forward(self) -> Tensor:
+        """The class token of the second answer, (batch, dim)."""
+        assert self.block is not None and self.norm is not None and self.share is not None
+        state = self.state
         maps, tokens = [state.maps[number] for number in sorted(state.maps)], state.tokens
         if tokens is None or [each.shape[1] for each in maps] != self.layers * [tokens.shape[1]]:
             raise UsageError(
                 "blocks were changed after dual_cross_attention, which reads their attention; do that before."
             )
         rows = self.block(tokens, most_important(rollout_row(maps), self.prefix, self.share))
-        scores: Tensor = self.classifier(self.norm(rows)[:, 0])
-        return scores
+        features: Tensor = self.norm(rows)[:, 0]
+        return features
 
 
 class _Double:
@@ -202,23 +216,29 @@ class _Keep:
 class _Answer:
     """After the network: all answers into the loss in training, and both together in evaluation."""
 
-    def __init__(self, branches: DualBranches, state: _Pass) -> None:
-        self.branches, self.state = branches, state
+    def __init__(self, branches: DualBranches) -> None:
+        self.branches = branches
 
     def __call__(self, module: Any, inputs: Any, scores: Tensor) -> Tensor:
-        state, branches, answers = self.state, self.branches, [scores]
-        if branches.block is not None:
-            answers.append(branches(state))
+        branches, answers = self.branches, [scores]
+        features: list[Tensor] = []
+        state, triplets = branches.state, branches.training and branches.loss.margin is not None
+        if triplets:
+            features.append(module.norm(state.tokens)[:, 0])
+        if branches.classifier is not None:
+            features.append(branches())
+            answers.append(branches.classifier(features[-1]))
             if answers[1].shape != scores.shape:
                 raise UsageError(
                     f"the network gives {scores.shape[1]} scores and its second classifier {answers[1].shape[1]}; call"
                     " dual_cross_attention after reset_classifier."
                 )
         if state.pairs is not None and state.paired is not None:
-            answers.append(module.head(module.norm(state.paired)[:, 0]))
+            features.append(module.norm(state.paired)[:, 0])
+            answers.append(module.head(features[-1]))
         state.tokens, state.paired, state.maps = None, None, {}
         if branches.training:
-            branches.loss(answers)
+            branches.loss([*zip(answers, features, strict=True)] if triplets else answers)
         if branches.training or len(answers) == 1:
             return scores
         shares = [each.to(accumulation_type(each)).log_softmax(1) for each in answers]
@@ -232,6 +252,7 @@ def dual_cross_attention(
     *,
     pairwise: bool = True,
     partner: str = "plain",
+    triplet: float | None = None,
 ) -> nn.Module:
     """A copy of a vision transformer with a second answer, by global-local cross-attention, and pairs in training.
 
@@ -252,6 +273,9 @@ def dual_cross_attention(
             re-identification. None leaves this answer out.
         pairwise: whether images have partners in training. `network.dual.pairs` sets them; they are random by default.
         partner: the stream of the partner's keys and values: "plain", of its own answer, or "pair".
+        triplet: for re-identification, the margin of `mereo.core.triplets.hard_triplet_loss` of the class token, which
+            each answer's loss then has as well; give several images of each identity in a batch, and compare images by
+            `dual_embedding`. The margin of the paper is not stated.
 
     Shapes: as for `model`. Recorded: couplings of each layer, and `dual.block.kept`, int64 (batch, count), the numbers
         of the chosen patches.
@@ -266,6 +290,8 @@ def dual_cross_attention(
     Reference: arXiv:2205.02151, section 3; rollout: arXiv:2005.00928.
     """
     check_choice("partner", partner, PARTNERS)
+    if triplet is not None:
+        check_not_negative(triplet=triplet)
     if share is not None:
         check_fraction(share=share)
     prefix = prefix_of(model)
@@ -281,7 +307,7 @@ def dual_cross_attention(
     for number, block in enumerate(blocks_of(model)):
         check_block(block, prefix, number)
     state, numbers = _Pass(), count()
-    branches = DualBranches(model, prefix, share, pairwise)
+    branches = DualBranches(model, prefix, share, pairwise, triplet, state)
     copy = replace_attention(model, lambda host: PairAttention(host, state, next(numbers), share is not None, partner))
     copy.add_module(HELD_AS, branches)
     if share is not None and hasattr(copy, "classifier_parts"):
@@ -290,5 +316,29 @@ def dual_cross_attention(
     layers = blocks_of(copy)
     layers[0].register_forward_pre_hook(_Double(branches, state))
     layers[-1].register_forward_hook(_Keep(state))
-    copy.register_forward_hook(_Answer(branches, state))
+    copy.register_forward_hook(_Answer(branches))
     return copy
+
+
+def dual_embedding(network: Any, images: Tensor) -> Tensor:
+    """The vectors by which images are compared in re-identification: the class tokens of both answers, side by side.
+
+    Args:
+        network: what `dual_cross_attention` returned, in evaluation. Without a second answer there is one class token.
+
+    Shapes: images (batch, channels, height, width) -> (batch, 2 dim), or (batch, dim).
+
+    Reference: arXiv:2205.02151, section 4.1.
+    """
+    branches = getattr(network, HELD_AS, None)
+    if not isinstance(branches, DualBranches) or network.training:
+        way = "in training" if isinstance(branches, DualBranches) else "without dual cross-attention"
+        raise UsageError(
+            f"network is a {type(network).__name__} {way}; give one after dual_cross_attention and eval()."
+        )
+    features = [network.forward_features(images)[:, 0]]
+    if branches.block is not None:
+        features.append(branches())
+    state = branches.state
+    state.tokens, state.paired, state.maps = None, None, {}
+    return torch.cat(features, 1)

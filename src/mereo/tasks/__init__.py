@@ -1,5 +1,6 @@
 """Tasks: the contents of a batch, the loss, the metrics and the form of a prediction."""
 
+from mereo.tasks.attribute_embedding import AttributeEmbedding
 from mereo.tasks.base import TASKS, Metrics, Objective, Task, get_task, list_tasks, register_task
 from mereo.tasks.captions import Captions
 from mereo.tasks.classification import Classification
@@ -20,6 +21,7 @@ from mereo.tasks.triples import Triples
 
 __all__ = [
     "TASKS",
+    "AttributeEmbedding",
     "Captions",
     "Classification",
     "Drawing",

@@ -222,13 +222,7 @@ class Embedding(Task):
         np.save(binary, vectors.numpy())
         contents = {"embeddings.npy": binary.getvalue()}
         if len(names) > 1:
-            near, similar = nearest(vectors, torch.arange(len(names)), min(_LISTED, len(names) - 1))
-            listed = [
-                [name, *(cell for j, s in zip(js, row, strict=True) for cell in (names[j], f"{s:.4f}"))]
-                for name, js, row in zip(names, near.tolist(), similar.tolist(), strict=True)
-            ]
-            titles = [cell for k in range(near.shape[1]) for cell in (f"nearest {k + 1}", f"similarity {k + 1}")]
-            contents["nearest.csv"] = csv_bytes([["image", *titles], *listed])
+            contents["nearest.csv"] = nearest_table(vectors, names)
         for name, content in contents.items():
             write_atomically(folder / name, content)
         return [folder / name for name in contents]
@@ -280,3 +274,14 @@ def nearest(vectors: Tensor, queries: Tensor, count: int) -> tuple[Tensor, Tenso
         similar[torch.arange(len(part)), part] = -torch.inf
         found.append(similar.topk(count, 1))
     return torch.cat([each.indices for each in found]), torch.cat([each.values for each in found])
+
+
+def nearest_table(vectors: Tensor, names: Sequence[str]) -> bytes:
+    """A table of the nearest images of each image. Shapes: vectors (n, dim) of length one, a name for each, n > 1."""
+    near, similar = nearest(vectors, torch.arange(len(names)), min(_LISTED, len(names) - 1))
+    listed = [
+        [name, *(cell for j, s in zip(js, row, strict=True) for cell in (names[j], f"{s:.4f}"))]
+        for name, js, row in zip(names, near.tolist(), similar.tolist(), strict=True)
+    ]
+    titles = [cell for k in range(near.shape[1]) for cell in (f"nearest {k + 1}", f"similarity {k + 1}")]
+    return csv_bytes([["image", *titles], *listed])

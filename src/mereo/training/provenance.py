@@ -54,7 +54,7 @@ def _describe(images: Images) -> dict[str, Any]:
     of_images, of_pixels = _signs(len(indices), 0), _signs(size, 1).to(exact)
     for places, batch in _readable(images, indices, max(_CHUNK // size, 1)):
         labels = batch.labels.reshape(len(places), -1)
-        for field in (labels, batch.multi_hot, batch.values):
+        for field in (labels, batch.multi_hot, batch.values, batch.attributes):
             digest.update(b"" if field is None else field.cpu().numpy().tobytes())
         first = labels[:, 0]
         counts += torch.bincount(first, minlength=classes)

@@ -15,6 +15,7 @@ from mereo.data.sets import (
     delaunay,
     digits,
     fashion_mnist,
+    figures,
     gcog,
     glyph_scenes,
     glyphs,
@@ -29,6 +30,7 @@ from mereo.data.sets import (
     shelves,
     smallnorb,
     solids,
+    sprites,
     svhn,
     tensor_brain_scenes,
     tours,
@@ -37,7 +39,7 @@ from mereo.data.sets import (
 
 __all__ = [
     "DATASETS", "actions", "affnist", "captions", "cifar10", "coloured_shapes", "convex_hull", "delaunay", "digits",
-    "fashion_mnist", "find_dataset", "gcog", "glyph_scenes", "glyphs", "is_dataset", "list_datasets", "mnist",
-    "mqar", "multimnist", "organ_masks", "picture_relations", "pystdlib", "shape_masks", "shape_tags", "shelves",
-    "smallnorb", "solids", "svhn", "tensor_brain_scenes", "tours", "turned_digits",
+    "fashion_mnist", "figures", "find_dataset", "gcog", "glyph_scenes", "glyphs", "is_dataset", "list_datasets",
+    "mnist", "mqar", "multimnist", "organ_masks", "picture_relations", "pystdlib", "shape_masks", "shape_tags",
+    "shelves", "smallnorb", "solids", "sprites", "svhn", "tensor_brain_scenes", "tours", "turned_digits",
 ]  # fmt: skip

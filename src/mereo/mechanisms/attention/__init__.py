@@ -24,6 +24,7 @@ from mereo.mechanisms.attention.dense import (
     random_feature_kernel,
     top_down_attention,
 )
+from mereo.mechanisms.attention.dense.conditional_cross_attention import ConditionalCrossAttention, ConditionTokens
 from mereo.mechanisms.attention.higher_order import TensorAttention, polynomial_error, tensor_attention
 from mereo.mechanisms.attention.hosted import (
     DenseHosted,
@@ -81,6 +82,8 @@ __all__ = [
     "ClassAttention",
     "ClearAttention",
     "CombinerAttention",
+    "ConditionTokens",
+    "ConditionalCrossAttention",
     "DenseHosted",
     "GridAttention",
     "HaloAttention",

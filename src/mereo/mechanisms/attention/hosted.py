@@ -17,7 +17,7 @@ from mereo.core import Coupling
 from mereo.core.kernels.attention import attend
 from mereo.core.modes import must_be_called
 from mereo.errors import UsageError
-from mereo.mechanisms.attention.dense import MultiHeadAttention
+from mereo.mechanisms.attention.dense.multi_head import MultiHeadAttention, four_axes
 
 Heads = tuple[Tensor, Tensor, Tensor]
 
@@ -142,6 +142,55 @@ class DenseHosted(HostedAttention):
 
     def exchange(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(q, k, v, self.coupling).transpose(1, 2).flatten(2)
+
+
+class CrossAttention(HostedAttention):
+    """The attention of another layer, whose queries are other tokens than its keys and values.
+
+    Shapes: queries (batch, receivers, dim), context (batch, senders, dim), mask bool (batch, senders) or None ->
+        (batch, receivers, dim).
+    """
+
+    def __init__(self, host: nn.Module) -> None:
+        super().__init__(host)
+        self.coupling = Coupling("senders", dropout=attention_drop(host))
+
+    def exchange(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        return attend(q, k, v, self.coupling, mask=four_axes(mask)).transpose(1, 2).flatten(2)
+
+    def forward(self, x: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        out: Tensor = merge_heads(self, x, self.exchange(*cross_heads(self, x, context), mask))
+        return out
+
+
+class CrossBlock(nn.Module):
+    """A transformer block, of mereo or timm, whose attention reads other tokens than it changes.
+
+    z = x + attention(queries, context),   out = z + mlp(norm z)
+
+    Args:
+        block: with `norm1`, `attn`, `norm2` and `mlp`, and, if it has them, `ls1`, `ls2`, `drop_path1`, `drop_path2`;
+            copied, with its weights under their names.
+    """
+
+    norm1: nn.Module
+    attn: nn.Module
+    norm2: nn.Module
+    mlp: nn.Module
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        for name, child in deepcopy(block).named_children():
+            self.add_module(name, CrossAttention(child) if name == "attn" else child)
+
+    def _branch(self, which: int, out: Tensor) -> Tensor:
+        return optional(self, f"drop_path{which}")(optional(self, f"ls{which}")(out))
+
+    def cross(self, x: Tensor | None, queries: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The block for rows x, None for zeros, with normalised queries and context."""
+        z = self._branch(1, self.attn(queries, context, mask))
+        z = z if x is None else x + z
+        return z + self._branch(2, self.mlp(self.norm2(z)))
 
 
 _LARGEST = 2**26

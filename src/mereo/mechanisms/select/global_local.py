@@ -8,15 +8,13 @@ N^2 a layer.
 """
 
 from collections.abc import Sequence
-from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Coupling, Signal, mechanism
-from mereo.core.kernels.attention import attend
+from mereo.core import Signal, mechanism
 from mereo.errors import UsageError, check_fraction
-from mereo.mechanisms.attention.hosted import HostedAttention, attention_drop, cross_heads, merge_heads, optional
+from mereo.mechanisms.attention.hosted import CrossBlock
 from mereo.mechanisms.select.evit import _Block, order_of
 
 
@@ -57,21 +55,6 @@ def most_important(row: Tensor, prefix: int, share: float) -> Tensor:
     return order_of(patches)[:, :count]
 
 
-class _CrossAttention(HostedAttention):
-    """The attention of a block, with queries of some of the tokens. Shapes: (batch, n, dim), (batch, N, dim)."""
-
-    def __init__(self, host: nn.Module) -> None:
-        super().__init__(host)
-        self.coupling = Coupling("senders", dropout=attention_drop(host))
-
-    def exchange(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, k, v, self.coupling).transpose(1, 2).flatten(2)
-
-    def forward(self, x: Tensor, context: Tensor) -> Tensor:  # type: ignore[override]
-        out: Tensor = merge_heads(self, x, self.exchange(*cross_heads(self, x, context)))
-        return out
-
-
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     kept = torch.stack([torch.randperm(12)[:4] for _ in range(2)])
     return GlobalLocalBlock(_Block(8, 2)), (torch.randn(2, 13, 8), kept)
@@ -86,7 +69,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     largest_input=1e15,  # the layer norms of the block
     example=_example,
 )
-class GlobalLocalBlock(nn.Module):
+class GlobalLocalBlock(CrossBlock):
     """A transformer block for the class token and some patches, which attend to all tokens.
 
     z = x_kept + W_o [softmax(q k^T / sqrt(d)) v, ...],   q of norm(x_kept), k and v of norm(x),   out = z + mlp(norm z)
@@ -107,26 +90,15 @@ class GlobalLocalBlock(nn.Module):
     Reference: arXiv:2205.02151, eq. 3 to 5.
     """
 
-    norm1: nn.Module
-    attn: nn.Module
-    norm2: nn.Module
-    mlp: nn.Module
-
     def __init__(self, block: nn.Module, prefix: int = 1) -> None:
-        super().__init__()
-        for name, child in deepcopy(block).named_children():
-            self.add_module(name, _CrossAttention(child) if name == "attn" else child)
+        super().__init__(block)
         self.prefix = prefix
         self.kept = Signal("kept tokens")
         self.train(block.training)
-
-    def _branch(self, which: int, out: Tensor) -> Tensor:
-        return optional(self, f"drop_path{which}")(optional(self, f"ls{which}")(out))
 
     def forward(self, tokens: Tensor, kept: Tensor) -> Tensor:
         patches = self.prefix + self.kept(kept)
         first = torch.arange(self.prefix, device=kept.device).expand(kept.shape[0], -1)
         rows = torch.cat((first, patches), 1).unsqueeze(-1).expand(-1, -1, tokens.shape[-1])
         normed = self.norm1(tokens)
-        z = tokens.gather(1, rows) + self._branch(1, self.attn(normed.gather(1, rows), normed))
-        return z + self._branch(2, self.mlp(self.norm2(z)))
+        return self.cross(tokens.gather(1, rows), normed.gather(1, rows), normed)

@@ -5,6 +5,7 @@ import mereo.models.vision.halonet_presets
 import mereo.models.vision.maxvit_presets  # noqa: F401
 from mereo.models.vision.biformer import BiFormer
 from mereo.models.vision.cait import CaiT
+from mereo.models.vision.cca import CCA
 from mereo.models.vision.cifar_resnet import CifarResNet
 from mereo.models.vision.davit import DaViT
 from mereo.models.vision.embedding import EmbeddingNetwork
@@ -24,6 +25,7 @@ from mereo.models.vision.vit import ViT
 from mereo.models.vision.volo import VOLO
 
 __all__ = [
+    "CCA",
     "NAT",
     "VOLO",
     "BiFormer",
