@@ -7,8 +7,10 @@ that settle among stored patterns.
 from mereo.core.distributed import distributed_attention
 from mereo.mechanisms.attention.borrowed import BorrowedCoupling
 from mereo.mechanisms.attention.dense import (
+    BridgingAttention,
     ChannelGroupAttention,
     ClassAttention,
+    LocationTable,
     MultiHeadAttention,
     PositionAttention,
     PowerLawGraphAttention,
@@ -75,6 +77,7 @@ __all__ = [
     "BiLevelRoutingAttention",
     "BlockAttention",
     "BorrowedCoupling",
+    "BridgingAttention",
     "ChannelGroupAttention",
     "ClassAttention",
     "ClearAttention",
@@ -88,6 +91,7 @@ __all__ = [
     "HopfieldPooling",
     "HostedAttention",
     "IndexFeedback",
+    "LocationTable",
     "MoHAttention",
     "MultiHeadAttention",
     "NeighborhoodAttention",
