@@ -6,7 +6,7 @@ radius of a target and the focal loss).
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -59,7 +59,8 @@ class KeypointHead(nn.Module):
                 nn.init.normal_(layer.weight, std=0.01)
                 if layer.bias is not None:
                     nn.init.zeros_(layer.bias)
-        nn.init.constant_(cast(nn.Conv2d, self.scores[-1]).bias, -math.log(99))  # the probability 0.01
+        last: Any = self.scores[-1]
+        nn.init.constant_(last.bias, -math.log(99))  # the probability 0.01
 
     def forward(self, maps: Sequence[Tensor]) -> list[Level]:
         return [(self.scores(x), self.offsets(x)) for x in map(self.tower, maps)]

@@ -3,6 +3,7 @@
 from mereo.tasks.base import TASKS, Metrics, Objective, Task, get_task, list_tasks, register_task
 from mereo.tasks.captions import Captions
 from mereo.tasks.classification import Classification
+from mereo.tasks.detection import Detection
 from mereo.tasks.drawing import Drawing
 from mereo.tasks.embedding import Embedding
 from mereo.tasks.language import Language
@@ -20,6 +21,7 @@ __all__ = [
     "TASKS",
     "Captions",
     "Classification",
+    "Detection",
     "Drawing",
     "Embedding",
     "Language",

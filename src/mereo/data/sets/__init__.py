@@ -21,6 +21,7 @@ from mereo.data.sets import (
     multimnist,
     picture_relations,
     pystdlib,
+    shape_boxes,
     shape_masks,
     shape_tags,
     shelves,
@@ -35,6 +36,6 @@ from mereo.data.sets import (
 __all__ = [
     "DATASETS", "affnist", "captions", "cifar10", "convex_hull", "delaunay", "digits", "fashion_mnist",
     "find_dataset", "gcog", "glyph_scenes", "glyphs", "is_dataset", "list_datasets", "mnist", "mqar", "multimnist",
-    "picture_relations", "pystdlib", "shape_masks", "shape_tags", "shelves", "smallnorb", "solids", "svhn",
-    "tensor_brain_scenes", "tours", "turned_digits",
+    "picture_relations", "pystdlib", "shape_boxes", "shape_masks", "shape_tags", "shelves", "smallnorb", "solids",
+    "svhn", "tensor_brain_scenes", "tours", "turned_digits",
 ]  # fmt: skip

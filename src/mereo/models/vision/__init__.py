@@ -7,6 +7,7 @@ from mereo.models.vision.biformer import BiFormer
 from mereo.models.vision.cait import CaiT
 from mereo.models.vision.cifar_resnet import CifarResNet
 from mereo.models.vision.davit import DaViT
+from mereo.models.vision.detector import Detector
 from mereo.models.vision.embedding import EmbeddingNetwork
 from mereo.models.vision.evit import EViT
 from mereo.models.vision.halonet import HaloNet
@@ -28,6 +29,7 @@ __all__ = [
     "CaiT",
     "CifarResNet",
     "DaViT",
+    "Detector",
     "EViT",
     "EmbeddingNetwork",
     "HaloNet",
