@@ -26,8 +26,8 @@ def centres(rows: int, columns: int, stride: int, like: Tensor) -> Tensor:
 
 
 def convolution(dim: int) -> nn.Sequential:
-    """3 x 3, normalised in groups of channels, ReLU."""
-    norm = nn.GroupNorm(math.gcd(32, dim), dim)
+    """3 x 3, normalised in groups of about 8 channels, 32 groups of 256, ReLU."""
+    norm = nn.GroupNorm(math.gcd(dim, max(dim // 8, 1)), dim)
     return nn.Sequential(nn.Conv2d(dim, dim, 3, padding=1, bias=False), norm, nn.ReLU(inplace=True))
 
 

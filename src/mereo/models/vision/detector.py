@@ -13,14 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mereo.core import bounded
 from mereo.errors import check_count, check_positive
 from mereo.layers.bridge import Bridge
 from mereo.layers.keypoints import centres, convolution
 from mereo.models.on_backbone import OnBackbone
 from mereo.models.registry import register_model
 
-_REACH = 2
-"""A box starts this many cells from its centre on each side, in the middle of what its level is for."""
+_REACH, _LARGEST = 2, 8.0
+"""A box starts this many cells from its centre on each side, in the middle of what its level is for; the largest
+logarithm of how much wider it may become."""
 
 
 class Detector(OnBackbone):
@@ -36,7 +38,7 @@ class Detector(OnBackbone):
         backbone: a network of the catalogue with maps of stages, or "timm:" and a name of timm's.
         backbone_args: its arguments, beyond channels and size of the images; `stem_stride` is 2 for `resnet20` unless
             it is given.
-        out_indices: its stages whose maps are the finest levels, in ascending order.
+        stages: of the backbone, whose maps are the finest levels, in ascending order.
         extra_levels: coarser levels, each a convolution of stride 2 of the one before.
         dim: channels of the pyramid and the towers.
         towers: convolutions of each of the two towers, which all levels share.
@@ -56,6 +58,7 @@ class Detector(OnBackbone):
     """
 
     output_kind: ClassVar[str] = "boxes"
+    unscored_parts = ("bridge.heads",)  # keypoints are chosen without a gradient, and learn by losses of their own
     usual_rate = 3e-3
     classifier: ClassVar[str] = "head"
 
@@ -67,7 +70,7 @@ class Detector(OnBackbone):
         *,
         backbone: str = "resnet20",
         backbone_args: Mapping[str, Any] = {},
-        out_indices: tuple[int, ...] = (-2, -1),
+        stages: tuple[int, ...] = (-2, -1),
         extra_levels: int = 1,
         dim: int = 32,
         towers: int = 2,
@@ -82,7 +85,7 @@ class Detector(OnBackbone):
         check_count(extra_levels=extra_levels, towers=towers)
         if backbone == "resnet20":
             backbone_args = {"stem_stride": 2, **backbone_args}
-        self._build_backbone(backbone, tuple(out_indices), backbone_args, in_chans, img_size, frozen)
+        self._build_backbone(backbone, tuple(stages), backbone_args, in_chans, img_size, frozen)
         info, self.num_features = self.feature_info, dim
         first = [int(stage["reduction"]) for stage in info]
         self.strides = (*first, *(first[-1] * 2**i for i in range(1, extra_levels + 1)))
@@ -102,7 +105,7 @@ class Detector(OnBackbone):
         levels = list(self.pyramid(OrderedDict((str(i), level) for i, level in enumerate(maps))).values())
         for layer in self.coarser:
             levels.append(layer(F.relu(levels[-1])))
-        return tuple(levels)
+        return tuple(map(bounded, levels))  # so that the variance in a norm stays finite
 
     def pool(self, features: Any) -> Tensor:
         return torch.stack([level.mean((2, 3)) for level in features]).mean(0)
@@ -130,7 +133,7 @@ class Detector(OnBackbone):
         rows = []
         height, width = self.image_shape[1:]
         for level, (c, r, stride) in enumerate(zip(classing, placing, self.strides, strict=True)):
-            near = _REACH * stride * (self.scales[level] * self.distances(r)).exp().flatten(2).mT
+            near = _REACH * stride * (self.scales[level] * self.distances(r)).clamp(max=_LARGEST).exp().flatten(2).mT
             middle = centres(r.shape[2], r.shape[3], stride, r).to(r.dtype)
             corners = torch.cat((middle - near[..., :2], middle + near[..., 2:]), -1)
             shares = corners / corners.new_tensor((width, height, width, height))
@@ -144,7 +147,7 @@ register_model(
     "One-stage detector on a residual network of 20 layers, for images of 64x64.",
     source="arXiv:1904.01355",
     parameters=339_676,
-    tiny={"backbone_args": {"widths": (4, 6, 8), "blocks": 1}, "img_size": 16, "dim": 8, "towers": 1},
+    tiny={"backbone_args": {"widths": (4, 6, 8), "blocks": 1}, "img_size": 32, "dim": 8, "towers": 1},
     variants={"bridging": {"bridging": True, "bridging_args": {"most": 6, "cells": 9, "num_heads": 2}}},
 )
 register_model(

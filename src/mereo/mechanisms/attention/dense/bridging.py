@@ -82,7 +82,7 @@ class LocationTable(nn.Module):
         bias: Tensor = self.map.bias
         for axis, table in enumerate(self.axes()):
             low, part = index[..., axis], share[..., axis, None]
-            bias = bias + torch.lerp(table[low], table[low + 1], part)
+            bias = bias + torch.lerp(table[low], table[low + 1], part.to(table.dtype))
         return bias.clamp(min=_LEAST).log() if self.log_scale else bias
 
 
