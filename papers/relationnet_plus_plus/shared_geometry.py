@@ -33,7 +33,7 @@ class SquareTable(nn.Module):
         self.register_buffer("code", square.contiguous())
 
     def forward(self, offsets: Tensor) -> Tensor:
-        square = self.table.map(self.code).permute(2, 0, 1).unsqueeze(0)
+        square = F.linear(self.code, self.table.weight, self.table.bias).permute(2, 0, 1).unsqueeze(0)
         sampled = F.grid_sample(
             square, (offsets / (CELLS // 2)).unsqueeze(0), padding_mode="border", align_corners=True
         )
@@ -45,7 +45,7 @@ class TwoLayers(nn.Module):
 
     def __init__(self, table: LocationTable) -> None:
         super().__init__()
-        self.table, width = table, table.map.in_features
+        self.table, width = table, table.weight.shape[1]
         self.layers = nn.Sequential(
             nn.Linear(width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HEADS)
         )

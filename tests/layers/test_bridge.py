@@ -43,7 +43,7 @@ def test_the_unit_is_half_the_stride_unless_given() -> None:
     maps = [torch.randn(1, 8, 4, 4)]
     with torch.no_grad():
         for bridge in (own, fixed):
-            bridge.classing.location.map.weight.mul_(100)
+            bridge.classing.location.weight.mul_(100)
         pairs = [[b(maps, maps, maps, (s,))[0][0] for b in (own, fixed)] for s in (8, 16)]
     torch.testing.assert_close(*pairs[0])
     assert not torch.allclose(*pairs[1])

@@ -176,7 +176,8 @@ def _yolo(text: str, file: str, finder: ImageFinder, names: dict[int, str]) -> B
     rows = [line.split() for line in text.splitlines() if line.strip()]
     if rows and not _is_yolo(text):
         raise ValueError("a line is not a class and four numbers")
-    image = finder.find(file.removesuffix(".txt"))
+    # The labels of images/train/0.jpg are in labels/train/0.txt.
+    image = finder.find(re.sub(r"(^|.*/)labels/", r"\1images/", file.removesuffix(".txt")))
     if image is None:
         return None
     shares = torch.tensor([_yolo_corners([float(cell) for cell in row[1:]]) for row in rows]).reshape(-1, 4)

@@ -32,7 +32,7 @@ def table_by_loops(table: LocationTable, x: float, y: float) -> Tensor:
     """The learned map of the embedding of one whole offset."""
     rates = [1000 ** (4 * m / 256) for m in range(64)]
     code = [f(place / rate) for place in (x, y) for f in (math.sin, math.cos) for rate in rates]
-    return table.map.weight @ torch.tensor(code, dtype=torch.float64) + table.map.bias
+    return table.weight @ torch.tensor(code, dtype=torch.float64) + table.bias
 
 
 def test_parameters_are_those_of_the_released_modules() -> None:
@@ -114,9 +114,9 @@ def test_the_worked_example() -> None:
 @pytest.mark.parametrize("exact", [True, False])
 def test_the_separable_table_is_the_full_one_sampled_bilinearly(exact: bool) -> None:
     table = LocationTable(3, 21, exact=exact).double()
-    torch.nn.init.normal_(table.map.weight)
+    torch.nn.init.normal_(table.weight)
     across, down = table.axes()
-    full = (across[None] + down[:, None] + table.map.bias).permute(2, 0, 1)  # heads, y, x
+    full = (across[None] + down[:, None] + table.bias).permute(2, 0, 1)  # heads, y, x
     offsets = 26 * torch.rand(50, 2, dtype=torch.float64) - 13
     sampled = F.grid_sample(
         full[None], offsets[None, None] / 10, padding_mode="border", align_corners=exact

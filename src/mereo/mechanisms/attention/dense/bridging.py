@@ -8,6 +8,7 @@ is two products of L x 128 and 128 x H, once a pass (L cells of an axis, H heads
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import depends, mechanism
@@ -52,34 +53,33 @@ class LocationTable(nn.Module):
             if cells % 2 == 0:
                 raise UsageError(f"cells is {cells}; it must be odd, so that the offset 0 has a cell.")
         self.cells, self.log_scale, self.exact = cells, log_scale, exact
-        self.map = nn.Linear(EMBEDDING, heads)
-        nn.init.normal_(self.map.weight, std=0.01)
-        nn.init.zeros_(self.map.bias)
+        self.weight, self.bias = nn.Parameter(torch.empty(heads, EMBEDDING)), nn.Parameter(torch.zeros(heads))
+        nn.init.normal_(self.weight, std=0.01)
         rates = TEMPERATURE ** (-torch.arange(EMBEDDING // 4, dtype=torch.float64) * 4 / EMBEDDING)
         self.register_buffer("rates", rates.float(), persistent=False)
 
     def _code(self, places: Tensor) -> Tensor:
         """Sines, then cosines, of one axis: (...) -> (..., 128)."""
         angles = places.unsqueeze(-1) * self.rates
-        return torch.cat((angles.sin(), angles.cos()), -1).to(self.map.weight.dtype)
+        return torch.cat((angles.sin(), angles.cos()), -1).to(self.weight.dtype)
 
     def axes(self) -> tuple[Tensor, Tensor]:
         """X and Y: (cells, heads) each."""
         assert self.cells is not None
         code = self._code(torch.arange(self.cells, device=self.rates.device) - self.cells // 2)
-        across, down = self.map.weight.split(EMBEDDING // 2, 1)
+        across, down = self.weight.split(EMBEDDING // 2, 1)
         return code @ across.T, code @ down.T
 
     def forward(self, offsets: Tensor) -> Tensor:
         if self.cells is None:
-            scores: Tensor = self.map(self._code(offsets).flatten(-2))
+            scores = F.linear(self._code(offsets).flatten(-2), self.weight, self.bias)
             return scores.clamp(min=_LEAST).log() if self.log_scale else scores
         stretch = 1.0 if self.exact else self.cells / (self.cells - 1)
         # Offsets stay in float32 or more: half precision does not resolve the pixels of a large image.
         places = (offsets.to(accumulation_type(offsets)) * stretch + self.cells // 2).clamp(0, self.cells - 1)
         before = places.floor().clamp(max=self.cells - 2)
-        share, index = (places - before).to(self.map.weight.dtype), before.long()
-        bias: Tensor = self.map.bias
+        share, index = (places - before).to(self.weight.dtype), before.long()
+        bias: Tensor = self.bias
         for axis, table in enumerate(self.axes()):
             low, part = index[..., axis], share[..., axis, None]
             bias = bias + torch.lerp(table[low], table[low + 1], part.to(table.dtype))
@@ -88,7 +88,7 @@ class LocationTable(nn.Module):
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     module = BridgingAttention(8, 2, cells=33)
-    nn.init.normal_(module.location.map.weight, std=0.1)
+    nn.init.normal_(module.location.weight, std=0.1)
     inputs = torch.randn(3, 1, 5, 8), torch.randn(3, 6, 8), 40 * torch.rand(3, 1, 5, 2), 40 * torch.rand(3, 6, 2)
     return module, inputs
 
@@ -105,7 +105,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     lacks={"couplings only": "queries also reach the output directly"},
     zero_gradients={
         "attention.0.key.bias": "it adds the same to every score of a query, and the softmax takes that out",
-        "location.map.bias": "it adds the same to every score, and the softmax takes that out",
+        "location.bias": "it adds the same to every score, and the softmax takes that out",
     },
     sender_axes={"0": 2, "2": 2},
     receiver_axes={"1": 1, "3": 1, "output": 1},
