@@ -42,6 +42,7 @@ NAMES = (
     "probabilistic_capsules",
     "probabilistic_optimisation",
     "rcmha",
+    "relationnet_plus_plus",
     "routing_transformer",
     "sea",
     "shvit",

@@ -29,7 +29,7 @@ def test_its_facts_are_valid(info: DatasetInfo) -> None:
     assert Augmentation.parse(info.augment).texts == list(info.augment)
     needed = {"images"} if info.read is not None else set(info.fields)
     assert needed <= set(info.fields) <= set(Batch._fields)
-    assert info.read is None or {"labels", "masks", "multi_hot", "values", "attributes"} & set(info.fields)
+    assert info.read is None or {"labels", "masks", "boxes", "attributes", "multi_hot", "values"} & set(info.fields)
     assert {"train", "test"} <= set(info.splits) <= {"train", "validation", "test"} and min(info.splits.values()) > 0
 
 

@@ -366,12 +366,17 @@ BCCD = (
         "test.csv": table("filename,cell_type,xmin,xmax,ymin,ymax", "000.png,RBC,1,6,1,6"),
     }
 )
-layout("Pascal VOC boxes", "Shenggan/BCCD_Dataset", BCCD, Refusal(("boxes in Pascal VOC XML", "mereo crops")))
+layout(
+    "Pascal VOC boxes",
+    "Shenggan/BCCD_Dataset",
+    BCCD,
+    Reading(("RBC",), {"train": 1}, "boxes in Pascal VOC XML: 1 objects of 1 classes on 1 images", field="boxes"),
+)
 layout(
     "COCO boxes",
     "cocodataset.org",
     many("train2017=3") | {"annotations/instances_train2017.json": COCO},
-    Refusal(("boxes in COCO JSON", "mereo crops")),
+    Reading(("person",), {"train": 3}, "boxes in COCO JSON", field="boxes"),
 )
 layout(
     "YOLO boxes",
@@ -379,21 +384,21 @@ layout(
     many("images/train2017=3")
     | {f"labels/train2017/{n:03d}.txt": "0 0.5 0.5 0.2 0.4\n" for n in range(3)}
     | {"data.yaml": "names: [person]\n"},
-    Refusal(("boxes in YOLO text", "mereo crops")),
+    Reading(("person",), {"train": 3}, "boxes in YOLO text", field="boxes"),
 )
 layout(
     "YOLO splits outside",
     "roboflow exports",
     many("train/images=3", "valid/images=2")
     | {f"{split}/labels/{n:03d}.txt": "0 0.5 0.5 0.2 0.4\n" for split in ("train", "valid") for n in range(2)},
-    Refusal(("boxes in YOLO text", "mereo crops")),
+    Reading(("0",), {"train": 2, "validation": 2}, "boxes in YOLO text", field="boxes"),
 )
 layout(
     "boxes in a table",
     "datitran/raccoon_dataset",
     many("images=2")
     | {"train_labels.csv": table("filename,width,height,class,xmin,ymin,xmax,ymax", "000.png,8,8,raccoon,1,1,5,5")},
-    Refusal(("table of boxes", "does not train detectors")),
+    Refusal(("table of boxes", "Pascal VOC")),
 )
 
 # -- tables with images beside

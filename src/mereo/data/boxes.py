@@ -37,22 +37,33 @@ class BoxedImage(NamedTuple):
     relative: bool = False
 
 
-def boxes_in(contents: Contents) -> tuple[str, list[str]] | None:
-    """The format of the boxes of a tree, and their files; None for a tree without boxes."""
+def formats_in(contents: Contents) -> dict[str, list[str]]:
+    """The formats in which a tree has boxes, with the files of each, those taken first by `boxes_in` first."""
     by_suffix: dict[str, list[str]] = {}
     for file in contents.tree.files:
         by_suffix.setdefault(suffix_of(file), []).append(file)
     xml = by_suffix.get(".xml", [])
-    if xml and any("<bndbox" in contents.text(file, _START) for file in xml[:5]):
-        return VOC, xml
     documents = [file for file in by_suffix.get(".json", []) if _is_coco(contents.text(file))]
-    if documents:
-        return COCO, documents
     stems = {PurePosixPath(file).stem for file in contents.tree.files if contents.is_image(file)}
     texts = [file for file in by_suffix.get(".txt", []) if PurePosixPath(file).stem in stems]
-    if texts and any(_is_yolo(contents.text(file, _START)) for file in texts[:20]):
-        return YOLO, texts
-    return None
+    folders = {file.rpartition("/")[0] for file in texts}
+    found = {
+        VOC: xml if any("<bndbox" in contents.text(file, _START) for file in xml[:5]) else [],
+        COCO: documents,
+        YOLO: [file for file in by_suffix.get(".txt", []) if file.rpartition("/")[0] in folders and _may_label(file)]
+        if any(_is_yolo(contents.text(file, _START)) for file in texts[:20])
+        else [],
+    }
+    return {kind: files for kind, files in found.items() if files}
+
+
+def _may_label(file: str) -> bool:
+    return name_of(file) not in ("classes.txt", "train.txt", "val.txt", "test.txt")
+
+
+def boxes_in(contents: Contents) -> tuple[str, list[str]] | None:
+    """The format of the boxes of a tree, and their files; None for a tree without boxes."""
+    return next(iter(formats_in(contents).items()), None)
 
 
 def _is_yolo(text: str) -> bool:
@@ -64,8 +75,12 @@ def _is_coco(text: str) -> bool:
     return all(f'"{word}"' in text for word in ("images", "annotations", "bbox"))
 
 
-def read_boxes(contents: Contents) -> Iterator[BoxedImage]:
-    """The images of a tree with their boxes; those without a file are left out.
+def read_boxes(contents: Contents, missing: list[str] | None = None) -> Iterator[BoxedImage]:
+    """The images of a tree with their boxes, none for an image whose annotation lists none.
+
+    Args:
+        contents: of the tree.
+        missing: gets the annotations, or the names in a COCO document, whose image is not there.
 
     Raises:
         MereoError: for a tree without boxes, and for a damaged file.
@@ -74,18 +89,21 @@ def read_boxes(contents: Contents) -> Iterator[BoxedImage]:
     if found is None:
         raise MereoError(f"{contents.tree.path} has no boxes ({VOC}, {COCO} or {YOLO}); give a folder that has.")
     kind, files = found
+    missing = [] if missing is None else missing
     finder = ImageFinder([file for file in contents.tree.files if contents.is_image(file)], contents.tree.path)
     lists, names = _voc_splits(contents), _yolo_names(contents) if kind == YOLO else {}
     for file in files:
         try:
             if kind == COCO:
-                yield from _coco(json.loads(contents.text(file)), file, finder)
+                yield from _coco(json.loads(contents.text(file)), file, finder, missing)
                 continue
             text = contents.text(file)
             boxed = _voc(text, file, finder) if kind == VOC else _yolo(text, file, finder, names)
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise MereoError(f"{contents.tree.path / file} cannot be read as {kind} ({error}); repair it.") from error
-        if boxed is not None:
+        if boxed is None:
+            missing.append(file)
+        else:
             yield boxed._replace(split=lists.get(PurePosixPath(file).stem, boxed.split))
 
 
@@ -127,7 +145,7 @@ def _voc(text: str, file: str, finder: ImageFinder) -> BoxedImage | None:
     return BoxedImage(image, _split_in(file), torch.tensor(corners).reshape(-1, 4), names)
 
 
-def _coco(found: dict[str, Any], file: str, finder: ImageFinder) -> Iterator[BoxedImage]:
+def _coco(found: dict[str, Any], file: str, finder: ImageFinder, missing: list[str]) -> Iterator[BoxedImage]:
     from torchvision.ops import box_convert
 
     names = {each["id"]: str(each["name"]) for each in found.get("categories", ())}
@@ -137,24 +155,34 @@ def _coco(found: dict[str, Any], file: str, finder: ImageFinder) -> Iterator[Box
             by_image.setdefault(each["image_id"], []).append(each)
     for each in found["images"]:
         image, boxes = finder.find(str(each["file_name"])), by_image.get(each["id"], [])
-        if image is not None and boxes:
-            corners = box_convert(torch.tensor([box["bbox"] for box in boxes], dtype=torch.float32), "xywh", "xyxy")
+        if image is None:
+            missing.append(str(each["file_name"]))
+        else:
+            given = torch.tensor([box["bbox"] for box in boxes], dtype=torch.float32).reshape(-1, 4)
+            corners = box_convert(given, "xywh", "xyxy")
             classes = [names.get(box["category_id"], str(box["category_id"])) for box in boxes]
             yield BoxedImage(image, _split_in(file) or _split_in(image), corners, classes)
 
 
-def _yolo(text: str, file: str, finder: ImageFinder, names: dict[int, str]) -> BoxedImage | None:
-    from torchvision.ops import box_convert
+def _yolo_corners(numbers: list[float]) -> list[float]:
+    """The corners of a box given by its centre and size, with or without a confidence, or by a polygon around it."""
+    if len(numbers) < 6:
+        x, y, width, height = numbers[:4]
+        return [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
+    return [min(numbers[::2]), min(numbers[1::2]), max(numbers[::2]), max(numbers[1::2])]
 
-    if not _is_yolo(text):
-        return None
+
+def _yolo(text: str, file: str, finder: ImageFinder, names: dict[int, str]) -> BoxedImage | None:
     rows = [line.split() for line in text.splitlines() if line.strip()]
-    image = finder.find(file.removesuffix(".txt"))
+    if rows and not _is_yolo(text):
+        raise ValueError("a line is not a class and four numbers")
+    # The labels of images/train/0.jpg are in labels/train/0.txt.
+    image = finder.find(re.sub(r"(^|.*/)labels/", r"\1images/", file.removesuffix(".txt")))
     if image is None:
         return None
-    shares = torch.tensor([[float(cell) for cell in row[1:5]] for row in rows]).reshape(-1, 4)
+    shares = torch.tensor([_yolo_corners([float(cell) for cell in row[1:]]) for row in rows]).reshape(-1, 4)
     classes = [names.get(int(row[0]), row[0]) for row in rows]
-    return BoxedImage(image, _split_in(image), box_convert(shares, "cxcywh", "xyxy"), classes, relative=True)
+    return BoxedImage(image, _split_in(image), shares, classes, relative=True)
 
 
 def _yolo_names(contents: Contents) -> dict[int, str]:
@@ -203,6 +231,8 @@ def write_crops(source: Path, target: Path, *, least: int = 8) -> dict[str, int]
         raise UsageError(f"out is {str(target)!r}, which has files; give a new folder.")
     contents, counts, broken = Contents(open_tree(source)), Counter[str](), []
     for boxed in read_boxes(contents):
+        if not boxed.names:
+            continue
         try:
             with contents.tree.open(boxed.image) as stream, Image.open(stream, formats=FORMATS) as opened:
                 # Boxes are in pixels of the file, before it is turned by its EXIF tag.

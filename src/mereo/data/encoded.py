@@ -105,6 +105,10 @@ class Source(RawSplit):
         part.fields = {name: values[indices] for name, values in self.fields.items()}
         return part
 
+    def fitted_to(self, size: tuple[int, int]) -> Self:
+        """The same split with fields that belong to images of this size; only boxes depend on it."""
+        return self
+
     def decode(
         self, index: int, size: tuple[int, int], channels: int, out: npt.NDArray[np.uint8], *, reduce: bool
     ) -> None:
@@ -168,7 +172,7 @@ class Source(RawSplit):
         self._report(broken, request.strict)
         request.unreadable += broken
         places = torch.tensor(kept, dtype=torch.int64)
-        fields = {name: values[places] for name, values in self.fields.items()}
+        fields = {name: values[places] for name, values in self.fitted_to(size).fields.items()}
         if masks is not None:
             fields["masks"] = masks[: len(kept)]
         return Read(images[: len(kept)], self.labels[places], len(broken), fields)

@@ -8,7 +8,8 @@ In this order:
     splits               train/, val/, test/ around folders of classes or inside of them
     folders of classes   if the folders are no parts of a data set, and hold images rather than folders
     names of files       cat.1.jpg, Abyssinian_12.jpg
-    boxes                are refused: there is no task for them, but `mereo crops`
+    boxes                JPEGImages/ with Annotations/, images/ with labels/, or a COCO document: with --task detection,
+                         and of images that are in no folders of classes
 
 Facts that `LayoutOptions` states are not guessed. A folder that fits none of these is refused.
 """
@@ -18,6 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+from mereo.data.box_folder import read_box_layout
 from mereo.data.boxes import boxes_in
 from mereo.data.contents import Contents, counted_names, name_of, suffix_of
 from mereo.data.files import Layout
@@ -107,6 +109,8 @@ class Recogniser:
                 f"no images of any class ({contents.describe()})",
                 "it must hold train/<class>/<images>, and may hold val/ and test/ of that form; or <class>/<images>",
             )
+        if options.task == "detection":
+            return self._boxes()
         stated = options.classes != "auto"
         if not stated and not options.label_column:
             masks = self._masks()
@@ -136,6 +140,13 @@ class Recogniser:
             )
         # Parts such as train/ and test/ without folders inside are no classes.
         inside = [contents.with_images(self._place(folder)) for folder in folders]
+        if (
+            not stated
+            and options.task is None
+            and all(is_part(name_of(each)) for each in folders)
+            and boxes_in(contents)
+        ):
+            return self._boxes()
         flat = not stated and not splits and not any(inside) and all(is_part(name_of(folder)) for folder in folders)
         return self._flat(reasons) if flat else self._of_folders(place, splits, reasons)
 
@@ -212,6 +223,9 @@ class Recogniser:
                 "give --task segmentation, or --task classification, for which the masks are left out",
             )
         return read_mask_layout(contents, beside=task in (None, "segmentation"), evaluation=self.evaluation)
+
+    def _boxes(self) -> Layout:
+        return read_box_layout(self.contents, self.options.names, evaluation=self.evaluation)
 
     def _tables(self) -> tuple[list[TableBeside], list[UsageError]]:
         """The tables that name the images; several tables are of different splits."""
@@ -497,7 +511,7 @@ _PARTS = (
     " --classes top"
 )
 _CROPS = (
-    "mereo does not train detectors: `mereo crops FOLDER --out TARGET` cuts the boxes out into a folder for each class"
+    "give --task detection, or cut the boxes out into a folder for each class with `mereo crops FOLDER --out TARGET`"
 )
 
 

@@ -228,8 +228,8 @@ def _check_kind(path: Path, plain: Mapping[str, str]) -> None:
     """UsageError for a table of boxes, and for one whose cells are pixels."""
     if any(names <= {*plain} for names in BOXES):
         raise UsageError(
-            f"{path} is a table of boxes (its columns: {', '.join(plain)}), and mereo does not train detectors; cut the"
-            " boxes out and list the parts in a table of path and label."
+            f"{path} is a table of boxes (its columns: {', '.join(plain)}), which are read from Pascal VOC XML,"
+            " COCO JSON and YOLO text; convert it to one of them."
         )
     pixels = [name for name in plain if name.rstrip("0123456789").strip("_ ") in ("pixel", "pixels", "px")]
     if "pixels" in plain or len(pixels) >= _PIXEL_COLUMNS:

@@ -4,6 +4,7 @@ from mereo.tasks.attribute_embedding import AttributeEmbedding
 from mereo.tasks.base import TASKS, Metrics, Objective, Task, get_task, list_tasks, register_task
 from mereo.tasks.captions import Captions
 from mereo.tasks.classification import Classification
+from mereo.tasks.detection import Detection
 from mereo.tasks.drawing import Drawing
 from mereo.tasks.embedding import Embedding
 from mereo.tasks.language import Language
@@ -15,8 +16,8 @@ from mereo.tasks.reconstruction import Reconstruction
 from mereo.tasks.regression import Regression
 from mereo.tasks.scanpaths import Scanpaths
 from mereo.tasks.segmentation import Segmentation
-from mereo.tasks.subspace_embedding import SubspaceEmbedding
 from mereo.tasks.sequence import SequenceClasses
+from mereo.tasks.subspace_embedding import SubspaceEmbedding
 from mereo.tasks.triples import Triples
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "AttributeEmbedding",
     "Captions",
     "Classification",
+    "Detection",
     "Drawing",
     "Embedding",
     "Language",

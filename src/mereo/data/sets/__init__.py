@@ -25,6 +25,7 @@ from mereo.data.sets import (
     organ_masks,
     picture_relations,
     pystdlib,
+    shape_boxes,
     shape_masks,
     shape_tags,
     shelves,
@@ -40,6 +41,7 @@ from mereo.data.sets import (
 __all__ = [
     "DATASETS", "actions", "affnist", "captions", "cifar10", "coloured_shapes", "convex_hull", "delaunay", "digits",
     "fashion_mnist", "figures", "find_dataset", "gcog", "glyph_scenes", "glyphs", "is_dataset", "list_datasets",
-    "mnist", "mqar", "multimnist", "organ_masks", "picture_relations", "pystdlib", "shape_masks", "shape_tags",
-    "shelves", "smallnorb", "solids", "sprites", "svhn", "tensor_brain_scenes", "tours", "turned_digits",
+    "mnist", "mqar", "multimnist", "organ_masks", "picture_relations", "pystdlib", "shape_boxes", "shape_masks",
+    "shape_tags", "shelves", "smallnorb", "solids", "sprites", "svhn", "tensor_brain_scenes", "tours",
+    "turned_digits",
 ]  # fmt: skip

@@ -65,7 +65,8 @@ class StreamedSet(Images):
         check_positive(window=window, **{k: v for k, v in (("workers", workers), ("read_ahead", read_ahead)) if v})
         if workers is not None and workers < 1:
             raise UsageError(f"workers is {workers}; it must be at least 1, or None for this process's cores.")
-        self.source, self.class_names, self._size, self._channels = source, class_names, size, channels
+        self.source, self.class_names = source.fitted_to(size), class_names
+        self._size, self._channels = size, channels
         self.strict, self.window, self.reduce, self._device = strict, window, reduce, device
         self.kind = ("shards" if source.store.sequential else "random") if order == "auto" else order
         self.workers = workers or default_workers()

@@ -7,9 +7,11 @@ that settle among stored patterns.
 from mereo.core.distributed import distributed_attention
 from mereo.mechanisms.attention.borrowed import BorrowedCoupling
 from mereo.mechanisms.attention.dense import (
+    BridgingAttention,
     ChannelAttention,
     ChannelGroupAttention,
     ClassAttention,
+    LocationTable,
     MultiHeadAttention,
     PositionAttention,
     PowerLawGraphAttention,
@@ -77,6 +79,7 @@ __all__ = [
     "BiLevelRoutingAttention",
     "BlockAttention",
     "BorrowedCoupling",
+    "BridgingAttention",
     "ChannelAttention",
     "ChannelGroupAttention",
     "ClassAttention",
@@ -93,6 +96,7 @@ __all__ = [
     "HopfieldPooling",
     "HostedAttention",
     "IndexFeedback",
+    "LocationTable",
     "MoHAttention",
     "MultiHeadAttention",
     "NeighborhoodAttention",

@@ -8,6 +8,7 @@ from mereo.models.vision.cait import CaiT
 from mereo.models.vision.cca import CCA
 from mereo.models.vision.cifar_resnet import CifarResNet
 from mereo.models.vision.davit import DaViT
+from mereo.models.vision.detector import Detector
 from mereo.models.vision.embedding import EmbeddingNetwork
 from mereo.models.vision.evit import EViT
 from mereo.models.vision.halonet import HaloNet
@@ -32,6 +33,7 @@ __all__ = [
     "CaiT",
     "CifarResNet",
     "DaViT",
+    "Detector",
     "EViT",
     "EmbeddingNetwork",
     "HaloNet",

@@ -1,6 +1,7 @@
 """Attention of every receiver to every sender, one file a mechanism."""
 
 from mereo.mechanisms.attention.dense.bottleneck import BottleneckAttention
+from mereo.mechanisms.attention.dense.bridging import BridgingAttention, LocationTable
 from mereo.mechanisms.attention.dense.channel_attention import ChannelAttention
 from mereo.mechanisms.attention.dense.channel_group import ChannelGroupAttention
 from mereo.mechanisms.attention.dense.class_attention import ClassAttention
@@ -20,10 +21,12 @@ from mereo.mechanisms.attention.dense.top_down import TopDownAttention, top_down
 
 __all__ = [
     "BottleneckAttention",
+    "BridgingAttention",
     "ChannelAttention",
     "ChannelGroupAttention",
     "ClassAttention",
     "LambdaAttention",
+    "LocationTable",
     "MultiHeadAttention",
     "ObjectPointer",
     "Pointer",
