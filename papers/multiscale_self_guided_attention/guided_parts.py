@@ -123,7 +123,7 @@ def run(settings: Settings) -> dict[str, Any]:
         settings.say(", ".join(f"{key} {value:.4g}" for key, value in list(rows[-1].items())[1:]))
     _draw(kept, test.batch(torch.arange(min(SHOWN, len(test))), device=device), settings.folder / PICTURE)
     return {
-        "tables": {f"{settings.data}, {settings.seeds} seeds": rows},
+        "tables": {f"{settings.data}, {settings.seeds} {'seed' if settings.seeds == 1 else 'seeds'}": rows},
         "notes": ["Distances are in pixels, over organs of which any pixel is predicted; missed are the others."],
         "pictures": [PICTURE],
         "data": str(settings.data),

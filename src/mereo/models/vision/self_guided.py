@@ -51,7 +51,8 @@ class SelfGuidedNetwork(OnBackbone):
 
     Args:
         num_classes, in_chans, img_size: as in timm; sides are multiples of the pixels of a cell of the first map.
-        backbone: a network of the catalogue with maps of stages, or "timm:" and a name of timm's.
+        backbone: a network of the catalogue with maps of stages, or "timm:" and a name of timm's. The paper trains it
+            from scratch; `create_model(..., weights="timm")` gives it timm's published weights.
         backbone_args: its arguments, beyond channels and size of the images.
         scales: the stages whose maps are taken, the finest first.
         frozen: keep the weights of the backbone.
