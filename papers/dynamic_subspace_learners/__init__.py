@@ -11,6 +11,7 @@ PAPER = Paper(
             "arXiv:2206.09068, sections III and IV; images and networks are ours",
             "papers.dynamic_subspace_learners.product_factors",
             frozenset({"epochs", "limit", "batch_size", "seeds", "variants", "device", "images"}),
+            smallest={"variants": ("4 learners", "dynamic")},
         ),
     },
 )

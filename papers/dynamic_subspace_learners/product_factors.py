@@ -1,5 +1,7 @@
 """Embeddings of coloured shapes by one learner, by 2 and 4 fixed ones, and by learners that are split in training.
 
+"slow" is one learner at a tenth of the learning rate, at which the gates do not saturate.
+
 Each pair of a shape and a colour is a class. All embeddings have 32 numbers, and the best epoch is chosen on validation
 images.
 """
@@ -13,10 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import mereo
 from mereo.data.sets.coloured_shapes import make_split
+from mereo.inference.evaluate import normalise
 from mereo.models.weights import load_tensors
 from mereo.pictures import new_figure, save_figure
 from mereo.training.config import TrainConfig
@@ -24,10 +27,12 @@ from mereo.training.report import Report
 from mereo.training.trainer import train
 from papers.common.settings import Settings
 
-EPOCHS, BATCH, RATE, DIM, TESTED = 24, 32, 1e-2, 32, 400
+EPOCHS, BATCH, DIM, TESTED = 24, 32, 32, 400
 NETWORK: Mapping[str, Any] = {"backbone_args": {"blocks": 1, "widths": [8, 16, 32]}}
 DYNAMIC = "dynamic"
-LEARNERS = {"1 learner": 1, "2 learners": 2, "4 learners": 4, DYNAMIC: 1}
+RATES = {"1 learner": 1e-2, "2 learners": 1e-2, "4 learners": 1e-2, DYNAMIC: 1e-2, "slow": 1e-3}
+LEARNERS = {"2 learners": 2, "4 learners": 4}
+"""The learning rate of each network, and its learners at the start, one by default."""
 PATIENCE, LEAST_OUTPUTS, LEAST_KEPT = 3, 6, 3
 METRICS = {"NMI": "nmi", "recall@1": "recall_at_1", "recall@2": "recall_at_2", "recall@4": "recall_at_4",
            "recall@8": "recall_at_8", "mAP": "mean_average_precision"}  # fmt: skip
@@ -51,7 +56,7 @@ class Trained:
     nmi: list[float]
     splits: list[dict[str, int]]
     learners: int
-    model: nn.Module
+    model: Any
 
 
 def train_one(variant: str, seed: int, settings: Settings) -> Trained:
@@ -59,9 +64,9 @@ def train_one(variant: str, seed: int, settings: Settings) -> Trained:
     options = {"dim": DIM, "least_outputs": LEAST_OUTPUTS, "least_kept": LEAST_KEPT}
     options["patience"] = PATIENCE if variant == DYNAMIC else 0
     config = TrainConfig(
-        model="subspace_resnet8", model_args={**NETWORK, "learners": LEARNERS[variant]}, data="coloured_shapes",
+        model="subspace_resnet8", model_args={**NETWORK, "learners": LEARNERS.get(variant, 1)}, data="coloured_shapes",
         task="subspace_embedding", task_options=options, epochs=settings.epochs or EPOCHS, limit=settings.limit,
-        batch_size=settings.batch_size or BATCH, lr=RATE, seed=seed, device=settings.device or "auto",
+        batch_size=settings.batch_size or BATCH, lr=RATES[variant], seed=seed, device=settings.device or "auto",
         tensorboard=False,
     )  # fmt: skip
     with TemporaryDirectory() as folder:
@@ -76,10 +81,10 @@ def train_one(variant: str, seed: int, settings: Settings) -> Trained:
 
 
 @torch.inference_mode()
-def attention(model: nn.Module, images: Tensor) -> Tensor:
+def attention(model: Any, images: Tensor) -> Tensor:
     """The gates in the size of the images, from 0 to 1 in each: (n, 3, height, width) -> (n, height, width)."""
     with mereo.record(model) as trace:
-        model(images)
+        model(normalise(images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"]))
     maps = F.interpolate(trace["gate.gates"], images.shape[-2:], mode="bilinear").squeeze(1)
     least, most = maps.amin((1, 2), keepdim=True), maps.amax((1, 2), keepdim=True)
     return (maps - least) / (most - least).clamp(min=1e-9)
@@ -106,7 +111,7 @@ def run(settings: Settings) -> dict[str, Any]:
     chosen = np.linspace(0, len(images) - 1, min(settings.images or TESTED, len(images))).astype(int)
     pixels, shapes = torch.from_numpy(images[chosen]).float() / 255, torch.from_numpy(masks[chosen]).long()
     runs = {
-        name: [train_one(name, seed, settings) for seed in range(settings.seeds)] for name in settings.chosen(LEARNERS)
+        name: [train_one(name, seed, settings) for seed in range(settings.seeds)] for name in settings.chosen(RATES)
     }
     figures, looks, splits = [], [], []
     area = (shapes > 0).float().mean().item()
@@ -127,7 +132,7 @@ def run(settings: Settings) -> dict[str, Any]:
     tables = {"Coloured shapes, test images, %": figures, "Where the gates look, %": looks}
     return {
         "tables": tables | ({"Splits": splits} if splits else {}),
-        "notes": [f"{settings.seeds} seeds, means; pairs of 4 shapes and 4 colours are the 16 classes."],
+        "notes": [f"Means of seeds ({settings.seeds}); pairs of 4 shapes and 4 colours are the 16 classes."],
         "pictures": [CURVES, MAPS],
     }
 
@@ -150,7 +155,7 @@ def _draw_curves(runs: Mapping[str, list[Trained]], settings: Settings) -> None:
     save_figure(figure, settings.folder / CURVES)
 
 
-def _draw_maps(model: nn.Module, pixels: Tensor, shapes: Tensor, settings: Settings) -> None:
+def _draw_maps(model: Any, pixels: Tensor, shapes: Tensor, settings: Settings) -> None:
     """Images of the test set, the gates of a network, and where the shapes are."""
     chosen = torch.linspace(0, len(pixels) - 1, SHOWN).long()
     rows = (pixels[chosen].permute(0, 2, 3, 1), attention(model, pixels[chosen]), shapes[chosen])
@@ -158,7 +163,7 @@ def _draw_maps(model: nn.Module, pixels: Tensor, shapes: Tensor, settings: Setti
     grid = figure.subplots(3, SHOWN)
     for name, line, shown in zip(("image", "attention", "shape"), grid, rows, strict=True):
         for axes, picture in zip(line, shown, strict=True):
-            axes.imshow(picture, cmap="viridis" if name == "attention" else "gray")
+            axes.imshow(picture.numpy(), cmap="viridis" if name == "attention" else "gray")
             axes.set(xticks=[], yticks=[])
         line[0].set_ylabel(name, fontsize=9)
     save_figure(figure, settings.folder / MAPS)
