@@ -49,12 +49,13 @@ class PredictOptions:
       mereo predict --weights tinydiff --prompt 'a red square left of a blue star'
       mereo predict points.csv --weights runs/pointer_network_small-convex_hull
       mereo predict regions.npz --weights runs/tensor_brain-tensor_brain_scenes
+      mereo predict S001C001P001R001A043.skeleton --weights runs/skeleton_ensemble_small-ntu
     """
 
     images: tyro.conf.Positional[tuple[str, ...]] = ()
     """Image files, folders, patterns, or tables (.csv) of paths and labels; for a network that reads tokens, text
-    files to continue, for one that reads points, files of points (.csv, .json, .npz), and for one that reads regions,
-    files of them (.npz, .npy)."""
+    files to continue, for one that reads points, files of points (.csv, .json, .npz), for one that reads regions,
+    files of them (.npz, .npy), and for one that reads sequences of joints, files of them (.skeleton, .npy, .npz)."""
     weights: Path | None = None
     """Weight file, run folder, or bundled weights such as mspcaps_tiny.mnist (listed by `mereo models`). By
     default the newest run, or mspcaps_tiny.mnist if there is no run."""
@@ -163,7 +164,8 @@ class ExplainOptions:
     """
 
     images: tyro.conf.Positional[tuple[str, ...]]
-    """Image files, folders or patterns; of a network that reads points, or regions to point to, files of them."""
+    """Image files, folders or patterns; of a network that reads points, regions to point to or sequences of joints,
+    files of them."""
     weights: Path | None = None
     """Weight file, run folder, or bundled weights such as mspcaps_tiny.mnist (listed by `mereo models`). By
     default the newest run, or mspcaps_tiny.mnist if there is no run."""

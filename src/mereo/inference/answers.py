@@ -79,7 +79,6 @@ def collect_answers(
     parameter, cfg = next(model.parameters()), model.pretrained_cfg
     of_images = split.serves == "images"
     crop = (model.image_shape[1], model.image_shape[2]) if of_images else None
-    task = task_for(type(model), Classification.name)(split.class_names)
     collected, labels = [], []
     with evaluating(model), torch.inference_mode():
         for start in range(0, len(split), batch_size):
@@ -92,7 +91,7 @@ def collect_answers(
                     model.forward_head(model.forward_features(ready), pre_logits=True) if features else model(ready)
                 )
             else:
-                outputs = task.apply(model, batch)
+                outputs = task_for(type(model), Classification.name)(split.class_names).apply(model, batch)
             scores = outputs.float().cpu()
             if not bool(scores.isfinite().all()):
                 place = int((~scores.isfinite()).any(1).nonzero()[0])
