@@ -11,7 +11,6 @@ PAPER = Paper(
             "arXiv:2307.13254, of which only the abstract was available; network and images are ours",
             "papers.conditional_cross_attention.attribute_spaces",
             frozenset({"limit", "batch_size", "seeds", "images", "variants"}),
-            data="sprites",
             smallest={"variants": ("condition", "masked vector")},
             constants={"STEPS": 2},
         ),

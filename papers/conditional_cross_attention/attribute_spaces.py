@@ -22,8 +22,10 @@ from papers.common.settings import Settings
 
 SIZE, DIM, STEPS, BATCH, RATE = 32, 32, 200, 48, 2e-3
 NEAREST, ATTENTION = "nearest.png", "attention.png"
-SHOWN, QUERIES, MAPS = 6, 2, 4
-"""Nearest images and queries in the first picture, and images in the second."""
+GALLERY, SHOWN, QUERIES, MAPS = 40, 6, 2, 4
+"""Images, nearest ones and queries in the first picture, and images in the second.
+
+Among many images the nearest ones share every attribute, whatever the condition."""
 
 
 class Unconditional(nn.Module):
@@ -156,9 +158,10 @@ def run(settings: Settings) -> dict[str, Any]:
             )
     pictures = [NEAREST]
     assert shown is not None
-    _draw_nearest(embed(shown[1], test.images), test, names, settings)
+    few = test.pick(slice(0, GALLERY))
+    _draw_nearest(embed(shown[1], few.images), few, names, settings)
     if hasattr(shown[1], "tokens"):
-        _draw_attention(shown[1], test.images[:MAPS], names, settings)
+        _draw_attention(shown[1], few.images[:: len(few.images) // MAPS][:MAPS], names, settings)
         pictures.append(ATTENTION)
     return {
         "tables": {
@@ -182,7 +185,7 @@ def _draw_nearest(vectors: Tensor, test: Batch, names: Sequence[str], settings: 
     panels = figure.subplots(QUERIES * len(names), SHOWN + 1, squeeze=False)
     assert test.attributes is not None
     for row, axes in enumerate(panels):
-        query, number = divmod(row, len(names))
+        number, query = row % len(names), row // len(names) * (len(vectors) // QUERIES)
         count = min(SHOWN, len(vectors) - 1)
         found = nearest(vectors[:, number], torch.tensor([query]), count)[0][0].tolist()
         for place, (each, image) in enumerate(zip(axes, [query, *found], strict=False)):
@@ -205,11 +208,11 @@ def _draw_attention(model: Any, images: Tensor, names: Sequence[str], settings: 
     maps = trace[f"blocks.{len(model.blocks) - 1}.attn.coupling"].mean(1)[:, :, 1:].unflatten(2, model.grid)
     figure = new_figure(1.3 * (len(names) + 1), 1.3 * len(images))
     panels = figure.subplots(len(images), len(names) + 1, squeeze=False)
-    for axes, image, own in zip(panels, images, maps, strict=True):
+    for row, (axes, image, own) in enumerate(zip(panels, images, maps, strict=True)):
         axes[0].imshow(image.permute(1, 2, 0).numpy())
         for each, name, values in zip(axes[1:], names, own, strict=True):
             each.imshow(values.numpy(), cmap="magma", vmin=0)
-            each.set_title(name if axes is panels[0] else "", fontsize=9)
+            each.set_title(name if row == 0 else "", fontsize=9)
         for each in axes:
             each.set(xticks=[], yticks=[])
     save_figure(figure, settings.folder / ATTENTION)

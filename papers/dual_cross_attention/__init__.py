@@ -19,7 +19,6 @@ PAPER = Paper(
             "arXiv:2205.02151, table 2; the figures are ours",
             "papers.dual_cross_attention.identities",
             frozenset({"limit", "seeds", "images", "variants"}),
-            data="figures",
             smallest={"limit": None, "variants": ("attention alone", "both")},
             constants={"DEPTH": 2, "STEPS": 2},
         ),

@@ -105,12 +105,12 @@ class AttributeEmbeddingMetrics(Metrics):
     def compute(self) -> dict[str, float]:
         count = len(self.names)
         rows = torch.cat(self.rows) if self.rows else torch.zeros(0, 2 * count)
-        values, embeddings = rows[:, :count].long(), rows[:, count:].unflatten(1, (count, -1))
+        values, embeddings = rows[:, :count].long(), rows[:, count:].reshape(len(rows), count, -1 if self.rows else 1)
         figures = torch.zeros(2, count, count, dtype=torch.float64)
         for under in range(count):
             for of in range(count):
                 figures[:, under, of] = torch.tensor(ranked(embeddings[:, under], values[:, of]))
-        own, others = figures.diagonal(dim1=1, dim2=2).mean(1), ~torch.eye(count, dtype=torch.bool)
+        own, others = figures.diagonal(dim1=1, dim2=2).sum(1) / max(count, 1), ~torch.eye(count, dtype=torch.bool)
         means = {
             "triplet_accuracy": own[0].item(),
             "mean_average_precision": own[1].item(),
