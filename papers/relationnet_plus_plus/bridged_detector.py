@@ -64,7 +64,7 @@ def train(
         say=settings.say, seed=seed, augmentation=Augmentation.parse(("flip",)),
     )  # fmt: skip
     seconds = time.monotonic() - began
-    figures = evaluate(model, splits[1], task=task, batch_size=32).metrics
+    figures = evaluate(model, splits[1], task=task, batch_size=32).values
     return model, {**figures, "seconds": seconds}
 
 

@@ -9,7 +9,6 @@ import torch
 from PIL import Image
 
 from box_folders import BOXES, SIDE, write
-from mereo.api.training import configuration
 from mereo.cli.main import main
 from mereo.data import dataset_info, load_splits
 from mereo.data.box_folder import read_box_layout
@@ -120,11 +119,10 @@ def test_a_folder_is_trained_on_evaluated_predicted_and_exported(
         Image.new("RGB", (SIDE, SIDE)).save(data / f"JPEGImages/{number}.png")
         (data / f"Annotations/{number}.xml").write_text((data / f"Annotations/{number % 2}.xml").read_text())
     (data / "ImageSets/Main/train.txt").unlink()
-    assert configuration(data=str(data)).data == str(data)
     words = ["--data", str(data), "--epochs", "1", "--img-size", "32", "--batch-size", "4", "--name", "run"]
     assert main(["train", *words]) == 0
     assert "task detection" in capsys.readouterr().out
-    assert main(["predict", "runs/run", str(data / "JPEGImages"), "--out", "found"]) == 0
+    assert main(["predict", "--weights", "runs/run", str(data / "JPEGImages"), "--out", "found"]) == 0
     document = json.loads(Path("found/detections.json").read_text())
     assert len(document["images"]) == 12 and [each["name"] for each in document["categories"]] == ["cat", "dog"]
     assert Path("found/predictions.png").is_file()

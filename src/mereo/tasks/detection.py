@@ -24,7 +24,7 @@ from mereo.tasks.box_pictures import draw_boxes
 
 MOST = 100
 """Detections of an image that are kept, as COCO counts them."""
-_REACH, _RADIUS, _CANDIDATES, _RESAMPLES, _SHOWN = 4, 1.5, 400, 200, 0.3
+_REACH, _RADIUS, _CANDIDATES, _RESAMPLES = 4, 1.5, 400, 200
 DOCUMENT = "detections.json"
 
 
@@ -40,7 +40,7 @@ class DetectionOptions:
 
     least_score: float = 0.05
     overlap: float = 0.6
-    pictured: float = 0.3
+    pictured: float = 0.5
 
     def __post_init__(self) -> None:
         check_probability(least_score=self.least_score, pictured=self.pictured)
