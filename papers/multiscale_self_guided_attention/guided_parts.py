@@ -151,9 +151,9 @@ def _draw(kept: dict[str, Any], batch: Batch, path: Path) -> None:
     grid = figure.subplots(len(batch.images), len(panels) + len(attended), squeeze=False)
     for row, (axes, (down, across)) in enumerate(zip(grid, places, strict=True)):
         for place, (title, pictures) in zip(axes, panels + attended, strict=True):
-            shown = pictures[row]
-            place.imshow(shown.movedim(0, -1) if shown.dim() == 3 else shown, interpolation="nearest", cmap="magma",
-                         extent=(0, batch.images.shape[-1], batch.images.shape[-2], 0))  # fmt: skip
+            shown = (pictures[row].movedim(0, -1) if pictures.dim() == 4 else pictures[row]).numpy()
+            extent = (0, batch.images.shape[-1], batch.images.shape[-2], 0)
+            place.imshow(shown, interpolation="nearest", cmap="magma", extent=extent)
             place.set_axis_off()
             if row == 0:
                 place.set_title(title, fontsize=7)

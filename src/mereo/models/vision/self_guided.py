@@ -134,7 +134,9 @@ class SelfGuidedNetwork(OnBackbone):
             D_s; the codes z of each round; and X, R, Y, R', the inputs of the bottlenecks, each with its
             reconstruction.
         """
-        refined, codes, pairs = fused, list[Tensor](), list[Tensor]()
+        refined = fused
+        codes: list[Tensor] = []
+        pairs: list[Tensor] = []
         for index, attentions in enumerate(self.attentions):
             entry = torch.cat((own, fused if index == 0 else bounded(refined, LARGEST) * fused), 1)
             if self.reconstruction is None:
