@@ -54,7 +54,9 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def _trained(settings: Settings, seed: int) -> tuple[Tensor, Tensor]:
     """Log probabilities of each subnet for the test sequences, (n, subnets, classes), and their classes."""
-    splits = load_splits(f"{DATA}:seed={seed},train={settings.limit or TRAINED}", length=FRAMES)
+    data = settings.data or DATA
+    options = f"seed={seed},train={settings.limit or TRAINED}"
+    splits = load_splits(f"{data}{',' if ':' in data else ':'}{options}", length=FRAMES)
     torch.manual_seed(seed)
     model: Any = mereo.create_model("skeleton_ensemble_small", widths=WIDTHS)
     objective, generator = SequenceObjective(model), torch.Generator().manual_seed(seed)
