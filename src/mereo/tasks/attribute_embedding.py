@@ -138,7 +138,7 @@ class AttributeEmbedding(Task):
     settings: ClassVar[Mapping[str, Any]] = {"batch_size": 96}
     example_settings: ClassVar[Mapping[str, Any]] = {"epochs": 5}
     train_metrics = False
-    most_drawn = 512
+    most_drawn = 128
     finished_as = "embeddings"
 
     @property

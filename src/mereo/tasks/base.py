@@ -390,6 +390,11 @@ class Task(ABC):
         """A title for each image in a picture of training data."""
         return [""] * len(batch.images)
 
+    def pictured(self, images: Images) -> Tensor:
+        """Where the test images of a picture are, int64 (n,): 32 that are evenly spaced."""
+        count = min(32, len(images))
+        return torch.arange(count) * (len(images) // count)
+
     @abstractmethod
     def draw(self, model: nn.Module, batch: Batch, prepared: Batch, path: Path) -> None:
         """Draw predictions for a batch, given as loaded and as prepared for the model."""

@@ -24,8 +24,8 @@ from mereo.tasks.pictures import draw_images
 _RECALLS = (1, 2, 4, 5, 8)
 _CHUNK = 1024
 """Number of queries that are compared with all images at a time."""
-_QUERIES, _SHOWN, _LISTED = 8, 6, 5
-"""Number of queries in a picture, of nearest images of each, and of images listed in a table."""
+_QUERIES, _SHOWN, _ALIKE, _LISTED = 8, 6, 4, 5
+"""How many queries a picture has, nearest images of each, images of an identity, and images listed in a table."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Embedding(Task):
     settings: ClassVar[Mapping[str, Any]] = {"batch_size": 128}
     example_settings: ClassVar[Mapping[str, Any]] = {"epochs": 6}
     train_metrics = False
-    most_drawn = 512
+    most_drawn = 128
     table_file = "embeddings.csv"
     finished_as = "embeddings"
 
@@ -247,6 +247,11 @@ class Embedding(Task):
     def titles(self, batch: Batch) -> list[str]:
         named = dict(enumerate(self.class_names))
         return [named.get(label, str(label)) for label in batch.labels.tolist()]
+
+    def pictured(self, images: Images) -> Tensor:
+        """A few images of each of some identities, so that there is something to find."""
+        labels = images.strata
+        return torch.cat([(labels == name).nonzero()[:_ALIKE, 0] for name in labels.unique()[: 2 * _QUERIES]])
 
     @torch.inference_mode()
     def draw(self, model: nn.Module, batch: Batch, prepared: Batch, path: Path) -> None:

@@ -616,7 +616,6 @@ class Trainer:
 
     @torch.inference_mode()
     def _draw_test_samples(self) -> None:
-        """Draw some test images, evenly spaced, with their predictions."""
-        test, count = self.splits.test, min(SHOWN, len(self.splits.test))
-        batch = test.batch(torch.arange(count) * (len(test) // count), crop=self.crop, device=self.device)
+        """Draw some test images with their predictions."""
+        batch = self.splits.test.batch(self.task.pictured(self.splits.test), crop=self.crop, device=self.device)
         self.task.draw(self.model.eval(), batch, prepare_batch(batch, self.cfg), self.folder.test_samples)
