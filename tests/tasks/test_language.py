@@ -194,7 +194,7 @@ def test_what_does_not_fit_together(text: Path, tmp_path: Path) -> None:
     for changes, message in (
         ({"data": "digits"}, "'digits', which is images"),
         ({"img_size": 32}, "img_size is 32, and tnl_tiny reads tokens"),
-        ({"augment": ("flip",)}, "augment is"),
+        ({"augment": ("flip",)}, "augment has flip"),
         ({"mixup": 0.2}, r"mixup is 0\.2"),
         ({"model_args": {"vocab_size": 3}}, "vocab_size, which follows from the data"),
         ({"model_args": {"contxt": 3}}, "unknown argument of tnl_tiny 'contxt'"),

@@ -78,7 +78,7 @@ def test_without_splits_the_learners_are_fixed_and_equal(tmp_path: Path) -> None
     assert ours["head.learner"].tolist() == [0] * 4 + [1] * 4 + [2] * 4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_stopped_run_with_a_split_goes_on_to_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
