@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import mereo
-from mereo.data import Augmentation, load_splits
+from mereo.data import Augmentation, Batch, load_splits
 from mereo.data.images import Images
-from mereo.inference.evaluate import evaluate
+from mereo.inference.evaluate import evaluate, prepare_batch
 from mereo.layers.bridge import KINDS, Bridge
 from mereo.pictures import displayable, new_figure, save_figure
 from mereo.runtime.device import choose_device
@@ -20,7 +20,7 @@ from mereo.training.config import TrainConfig
 from papers.common.fitting import fit
 from papers.common.settings import Settings
 
-DATA, SIDE, EPOCHS, BATCH, RATE, DRAWN = "shape_boxes", 64, 12, 16, 3e-3, 5
+DATA, SIDE, EPOCHS, BATCH, RATE, DRAWN = "shape_boxes", 64, 12, 16, 2e-3, 5
 VARIANTS = ("plain", "bridged", "keypoints unused")
 """Of the networks; the last learns the keypoints without bridging."""
 BRIDGING = {"most": 8, "per_level": 8, "cells": 65, "num_heads": 4}
@@ -58,8 +58,12 @@ def train(
     objective = task.objective(model, TrainConfig())
     objective.train()
     began = time.monotonic()
+
+    def loss(batch: Batch) -> Tensor:
+        return objective(prepare_batch(batch, model.pretrained_cfg))[0]
+
     fit(
-        lambda batch: objective(batch)[0], model.parameters(), splits[0], epochs=settings.epochs or EPOCHS,
+        loss, model.parameters(), splits[0], epochs=settings.epochs or EPOCHS,
         batch_size=settings.batch_size or BATCH, lr=RATE, device=device, title=f"{variant}, seed {seed}",
         say=settings.say, seed=seed, augmentation=Augmentation.parse(("flip",)),
     )  # fmt: skip
