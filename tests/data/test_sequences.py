@@ -47,9 +47,9 @@ def test_frames_of_none_one_two_and_three_bodies() -> None:
     [
         (ntu([[body(0)], [body(1)]])[:-900], "frame 2 of 2"), (ntu([[np.zeros((20, 3))]], 20), "20 joints"),
         (ntu([[np.full((25, 3), np.nan)]]), "frame 0"), ("0\n", "(0, 2, 25, 3)"), ("", "cut off"),
-        (ntu([[], []]), "no body"),
+        (ntu([[], []]), "no body"), ("9000000000 1", "9000000000 frames"),
     ],
-    ids=["cut off", "joints", "not finite", "no frames", "empty", "no body"],
+    ids=["cut off", "joints", "not finite", "no frames", "empty", "no body", "more frames than numbers"],
 )  # fmt: skip
 def test_files_that_are_refused(text: str, value: str) -> None:
     with pytest.raises(UsageError) as error:

@@ -77,6 +77,8 @@ def read_skeleton(text: str) -> Tensor:
         return numbers[place - count : place]
 
     total = int(take(1, "the number of its frames")[0])
+    if total > len(numbers):
+        raise UsageError(f"it states {total} frames and holds {len(numbers)} numbers; it is cut off.")
     frames = np.zeros((max(total, 0), BODIES, JOINTS, COORDINATES), np.float32)
     for number, frame in enumerate(frames):
         what = f"frame {number + 1} of {total}"
