@@ -44,6 +44,7 @@ def scores_of(predictions):
     return [dict(zip(item.classes, item.scores, strict=True)) for item in predictions]
 
 
+@pytest.mark.long
 def test_a_training_is_that_of_the_command(run, tmp_path):
     words = ["--data", "digits", "--limit", "256", "--batch-size", "32", "--epochs", "1", "--device", "cpu"]
     assert main(["train", *words, "--no-tensorboard", "--model-args", "channels=[4,8,8]", "--name", "same"]) == 0

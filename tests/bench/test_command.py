@@ -64,6 +64,7 @@ def test_help_imports_no_torch(python, command):
     subprocess.run([python, "-c", f"{code}; sys.exit(done or 'torch' in sys.modules)"], check=True, capture_output=True)
 
 
+@pytest.mark.long
 def test_a_run_is_printed_and_written(call):
     code, out, err = call(*QUICK, "--sizes", "wide=2,16", "--report", "reports", "--json", "run.json")
     assert code == 0, err

@@ -38,6 +38,7 @@ def test_neighborhood():
     assert draw(run, Path("growth.png")) and Path("growth.png").stat().st_size > 10_000
 
 
+@pytest.mark.long
 @pytest.mark.skipif(library.missing is not None, reason=str(library.missing))
 def test_clear():
     run = measured("clear", "tokens=36,64", "text=3", "dim=4", "radius=2,3")
@@ -51,6 +52,7 @@ def test_clear():
     assert radii["2"] < radii["3"] < 100
 
 
+@pytest.mark.long
 @pytest.mark.skipif(library.missing is not None, reason=str(library.missing))
 def test_lightning():
     run = measured("lightning", "heads=2", "tokens=70,200", "dim=8")
@@ -69,6 +71,7 @@ def test_evit():
     assert statuses(run, "forward") == statuses(run, "training") == {"host": "ok", **unchecked}
 
 
+@pytest.mark.long
 def test_clustered():
     run = measured("clustered", "heads=2", "tokens=64,100", "dim=8")
     for mode in ("forward", "training"):

@@ -129,6 +129,7 @@ def test_evaluate_measures_what_applies_and_names_the_rest(call, run, monkeypatc
     assert code == 2 and "loss is 'margin'" in err and "logits" in err
 
 
+@pytest.mark.long
 def test_evaluate_with_a_capsule_network(call, run):
     torch.manual_seed(0)
     capsules = mereo.create_model("mspcaps_tiny", channels=(4, 8, 8), in_chans=1, img_size=16)
@@ -177,6 +178,7 @@ def test_explanations_as_data(run):
         occlusion_maps(model, images, cells=0)
 
 
+@pytest.mark.long
 def test_every_form_of_export(call, run):
     code, _, err = call("export", run, "--to", "onnx", "torch", "timm", "hub", "--limit", "20", "--out", "net")
     assert code == 0, err
@@ -189,6 +191,7 @@ def test_every_form_of_export(call, run):
         torch.testing.assert_close(again(images), model(images))
 
 
+@pytest.mark.long
 def test_compare_ranks_it_with_a_capsule_network(call, monkeypatch):
     monkeypatch.setattr("mereo.training.compare.REPEATS", 1)
     monkeypatch.setattr("mereo.export.rows.BATCH", 2)
@@ -201,6 +204,7 @@ def test_compare_ranks_it_with_a_capsule_network(call, monkeypatch):
     assert all(row["macs"] > 0 and 0 <= row["accuracy"] <= 1 for row in rows)
 
 
+@pytest.mark.long
 def test_the_bench_measures_it_by_name():
     sizes = parse_sizes(("model=plain_cnn", "batch=2"))
     request = Request("models", quick=True, seconds=1e-6, threads=(1,), memory=False, sizes=sizes)

@@ -119,6 +119,7 @@ def test_presets_are_described_and_have_as_many_parameters_as_they_declare(name:
         assert model.get_submodule(classifier) is model.get_classifier()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", smallest_of_each_size())
 def test_presets_take_images_of_their_size(name: str) -> None:
     model = outline(name).eval()
@@ -143,6 +144,7 @@ def test_steps_of_an_iteration_are_bounded(family: str) -> None:
             outline(entry.name, **(dict(entry.tiny) | {name: 10**6}))
 
 
+@pytest.mark.long
 def test_rooms_go_by_what_a_network_can_do_not_by_its_class() -> None:
     networks = {entry.module.__name__ for entry in MODELS.values()} | {"OnBackbone", "PlainNetwork", "SequenceModel"}
     rooms = ("app", "cli", "explain", "export", "inference", "measure", "tasks", "training", "api")

@@ -9,6 +9,7 @@ import mereo
 from hostile.presets import blank_gradients, largest, second_derivatives, small
 from mereo.models.registry import families
 
+pytestmark = pytest.mark.long
 every_family = pytest.mark.parametrize("family", sorted(families("images")))
 
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 import torch
 from torch import nn
 
@@ -33,6 +34,7 @@ def test_an_operator_called_directly_gives_the_same_and_keeps_its_gradient() -> 
     assert direct(_best, u.requires_grad_(), v, forms, 2).grad_fn is not None
 
 
+@pytest.mark.long
 def test_predicting_one_image_imports_no_room_that_it_does_not_use() -> None:
     code = """
 import sys

@@ -23,6 +23,8 @@ FIELDS = {
     "rows": torch.rand(4, 3, 2),
     "regions": torch.rand(4, 2, 5),
     "prompts": torch.arange(8).view(4, 2),
+    "sequences": torch.rand(4, 5, 6),
+    "attributes": torch.tensor([[0, 2, -1]] * 4),
 }
 
 

@@ -124,6 +124,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 
 
+@pytest.mark.long
 def test_deep_images_use_little_extra_memory() -> None:
     run = subprocess.run([sys.executable, "-c", DEEP], check=True, capture_output=True, text=True)
     assert int(run.stdout) < 260, "MiB; each has 10, and six in double precision at a time take 430"

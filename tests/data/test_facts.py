@@ -64,6 +64,7 @@ def test_facts_of_a_folder(tmp_path):
     assert data_facts(info, 12).kind == COLOUR
 
 
+@pytest.mark.long
 def test_very_large_images_are_sampled_sparingly(tmp_path):
     info = dataset_info(folder(tmp_path / "photos", 2, 2, lambda c, n: Image.new("RGB", (4000, 4000), (90 * c, 5, 9))))
     about = data_facts(info, 4)

@@ -182,6 +182,7 @@ def test_where_test_images_show_new_identities_held_out_images_do_too(make_folde
     assert not {*splits.validation.strata.tolist()} & {*splits.train.strata.tolist()}
 
 
+@pytest.mark.long
 def test_the_import_is_light() -> None:
     heavy = ("torchvision", "matplotlib", "rich", "sklearn", "scipy", "PIL")
     line = (

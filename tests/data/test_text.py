@@ -63,7 +63,7 @@ def test_parts_of_the_windows() -> None:
     )
     tokens = part.to("cpu").batch(torch.tensor([1])).tokens
     assert tokens is not None and tokens[0, 0] == 5
-    with pytest.raises(UsageError, match=r"augment is .*leave it out"):
+    with pytest.raises(UsageError, match=r"augment has .*leave it out"):
         windows.batch(torch.arange(2), augmentation=Augmentation.parse(("flip",)), generator=generator(0))
     for stream in (STREAM.long(), STREAM.view(1, -1)):
         with pytest.raises(UsageError, match=r"must be uint8 \(bytes,\)"):

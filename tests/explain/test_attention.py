@@ -168,6 +168,7 @@ def read(path: Path) -> Tensor:
         return torch.from_numpy(np.array(image.convert("RGB"))).float()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", NETS)
 def test_the_explanation_has_columns_of_attention(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mereo.explain.uniform_test.LEAST", 0)
@@ -259,6 +260,7 @@ def test_gates_of_places_are_drawn_over_the_image() -> None:
     torch.testing.assert_close(cells.flatten()[9], observation.trace[f"{name}.gates"][1, 9].abs().mean())
 
 
+@pytest.mark.long
 def test_the_folder_has_a_picture_of_attention_for_each_image(tmp_path: Path) -> None:
     model = make("token").float()
     batches = [(["one.png", "two.png"], images_of(model).float())]
@@ -267,6 +269,7 @@ def test_the_folder_has_a_picture_of_attention_for_each_image(tmp_path: Path) ->
     assert {*why_not(model)} == {"trees", "sweeps"} and "attention" in why_not(mereo.create_model("mspcaps_tiny"))
 
 
+@pytest.mark.long
 def test_the_capsule_head_is_explained_with_the_attention_of_its_backbone(tmp_path: Path) -> None:
     with registered("late_token", module=LateTokenNetWithStages):
         model = mereo.create_model(

@@ -62,6 +62,7 @@ def test_everything_in_a_folder(call: Call) -> None:
     assert files("explanation-2") == {"explanation.png"}
 
 
+@pytest.mark.long
 def test_what_a_model_cannot_give_is_reported_in_a_line(call: Call) -> None:
     code, _, err = call("photos/one.png", "--weights", "mspcaps.safetensors", "--out", "seen", "--keep", "2")
     assert code == 0, err
@@ -98,6 +99,7 @@ def test_a_folder_below_a_file_is_refused(call: Call) -> None:
         assert code == 1 and f"cannot write {out}" in err
 
 
+@pytest.mark.long
 def test_a_file_holds_one_kind(call: Call) -> None:
     assert call("photos", "--weights", "capsnet.safetensors", "--out", "a.html")[1] == "page: a.html\n"
     assert Path("a.html").read_text().count('class="case"') == 3
@@ -143,6 +145,7 @@ def test_many_images_come_in_batches(call: Call) -> None:
     assert code == 1 and "none of 12 files" in err
 
 
+@pytest.mark.long
 def test_each_batch_has_its_picture(make: Make, some_images: MakeImages, tmp_path: Path) -> None:
     model = make("one scale")
     images = some_images(model)

@@ -64,6 +64,7 @@ def test_watching_leaves_nothing_behind(model: CapsuleClassifier, some_images: M
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
+@pytest.mark.long
 def test_picture(drawn_model: CapsuleClassifier, tmp_path: Path, some_images: MakeImages) -> None:
     images = some_images(drawn_model)
     path = draw_explanation(
@@ -75,6 +76,7 @@ def test_picture(drawn_model: CapsuleClassifier, tmp_path: Path, some_images: Ma
     assert not list(path.parent.glob(".*"))
 
 
+@pytest.mark.long
 def test_blank_images(drawn_model: CapsuleClassifier, tmp_path: Path) -> None:
     images = torch.zeros(1, *drawn_model.image_shape)
     found = explain(drawn_model, images)

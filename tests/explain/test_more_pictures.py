@@ -27,6 +27,7 @@ def read(path: Path) -> np.ndarray:
         return np.asarray(image.convert("RGB"), dtype=float)
 
 
+@pytest.mark.long
 def test_tree(drawn_model: CapsuleClassifier, tmp_path: Path, some_images: MakeImages) -> None:
     images = some_images(drawn_model)
     drawn_model.class_names = tuple(ODD + str(c) for c in range(drawn_model.num_classes))

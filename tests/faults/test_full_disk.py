@@ -80,6 +80,7 @@ def train_until_full(call, words, trouble, monkeypatch):
         monkeypatch.setattr(Trainer, "finish_epoch", finish)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["full disk", "file too large"])
 def test_a_training_that_cannot_write_goes_on_when_it_can(call, train_words, small_disk, monkeypatch, kind):
     disk = small_disk(8 << 20) if kind == "full disk" else Path()

@@ -87,6 +87,7 @@ MODULES = (
 )
 
 
+@pytest.mark.long
 def test_children_import_nothing_from_the_working_folder(tmp_path):
     from mereo.bench import Bench
     from mereo.bench.cases import contenders_of

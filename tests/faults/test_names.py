@@ -63,6 +63,7 @@ def pictures(names: list[str], folder: Path) -> None:
     save_figure(figure, folder / "legend.png")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, len(HOSTILE), 8))
 def test_no_name_breaks_a_picture(first, tmp_path):
     pictures(HOSTILE[first : first + 8], tmp_path)

@@ -37,6 +37,7 @@ CASES = [
 ROWS = [case if not case[1] else pytest.param(*case, marks=pytest.mark.long) for case in CASES]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "arguments"), ROWS, ids=str)
 def test_every_network_is_counted_and_left_as_it_was(name, arguments):
     try:

@@ -52,6 +52,7 @@ def test_an_outline_needs_what_the_network_stores(name: str, arguments: dict[str
     assert weights[96] > 2 * weights[64]
 
 
+@pytest.mark.long
 def test_a_size_that_fits_is_named() -> None:
     size = (512, 512)
     needed = map_bytes(outline("resnet20", num_classes=2, img_size=512))

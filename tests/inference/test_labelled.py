@@ -232,6 +232,7 @@ def test_a_single_image_gets_probabilities(weights, folder, capsys) -> None:
     assert list(prediction["probabilities"]) == list(prediction["scores"])
 
 
+@pytest.mark.long
 def test_foreign_files_are_not_replaced(weights, folder, tmp_path, capsys) -> None:
     out = tmp_path / "mine"
     out.mkdir()

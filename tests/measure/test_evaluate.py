@@ -185,6 +185,7 @@ def test_a_folder_with_some_of_the_classes(call):
     assert [c["support"] for c in model["per_class"]] == [0, 0, 0, 3, 0, 0, 0, 3, 0, 0]
 
 
+@pytest.mark.long
 def test_a_folder_of_one_class_and_a_network_of_one(call):
     for split in ("train", "val"):
         os.makedirs(f"photos/{split}/cat")

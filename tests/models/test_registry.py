@@ -32,6 +32,7 @@ def test_two_presets_of_one_network(one: str, other: str) -> None:
     assert get_model_entry(one).defaults == get_model_entry(other).defaults
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("alias", "name"), sorted(ALIASES.items()))
 def test_an_alias_is_taken_wherever_a_name_is(alias: str, name: str) -> None:
     assert mereo.is_model(alias) and get_model_entry(alias) is get_model_entry(name)

@@ -174,6 +174,7 @@ def test_arguments_that_ours_does_not_have(name: str) -> None:
         mereo.convert(MADE[name]())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_networks_that_were_changed_after_they_were_made(family: str, change: str) -> None:

@@ -43,6 +43,7 @@ def test_folders_of_photographs_come_from_the_environment_and_missing_ones_are_l
     assert defaults.photographs() == {}
 
 
+@pytest.mark.long
 def test_other_networks_have_epochs_of_their_own(tmp_path):
     given, run = {"data": "digits", "limit": 64, "minutes": 0.05}, RunFolder(tmp_path)
     configs = [defaults._as_long(row, given, run) for row in defaults.PLAIN.values()]

@@ -37,6 +37,7 @@ def test_what_is_asked_for_lies_far_away() -> None:
             assert at < QUARTER and marks[at] == asked[place]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "options", "column"),
     [

@@ -57,6 +57,7 @@ def test_unknown_names_are_refused():
         configurations("coupling_axis", STUDIES["coupling_axis"], 1, "runs", {}, ["sender"])
 
 
+@pytest.mark.long
 def test_a_study_goes_on_where_it_was_stopped(tmp_path):
     overrides = {"data": "digits", "epochs": 1, "limit": 32, "batch_size": 16, "device": "cpu", "warmup_epochs": 0.0}
     said: list[str] = []

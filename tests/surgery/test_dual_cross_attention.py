@@ -198,6 +198,7 @@ def count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "size", "classes", "share", "parameters", "extra", "more"),
     [

@@ -178,6 +178,7 @@ def test_a_distributed_network_is_refused() -> None:
             change()
 
 
+@pytest.mark.long
 def test_compiled_networks_are_compiled_again() -> None:
     torch.compiler.reset()
     model, images = own().eval(), torch.randn(2, 3, SIZE, SIZE)

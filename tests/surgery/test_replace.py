@@ -20,6 +20,7 @@ def vit() -> nn.Module:
     return timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, embed_dim=24, num_classes=3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FITTING)
 def test_every_mechanism_trains_in_place_of_the_attention_of_timm(name: str) -> None:
     model, images = vit(), torch.rand(2, 3, 32, 32)
@@ -38,6 +39,7 @@ def test_every_mechanism_trains_in_place_of_the_attention_of_timm(name: str) -> 
     assert torch.equal(other.eval()(images), model.eval()(images))
 
 
+@pytest.mark.long
 def test_couplings_of_what_replaced_attention_are_recorded_and_it_is_saved(tmp_path: Path) -> None:
     model = mereo.create_model("timm:test_vit", num_classes=3, img_size=32)
     mereo.insert(model, "vote_attention", where="attention", replace=True)

@@ -98,6 +98,7 @@ def test_smoothing_acts_in_training_only() -> None:
         assert smooth(batch)[0] != loss and smooth.loss(outputs, batch) == plain.loss(outputs, batch)
 
 
+@pytest.mark.long
 def test_a_training_leaves_everything_in_its_folder_and_learns(text: Path, tmp_path: Path) -> None:
     result = train(config(text, tmp_path, epochs=6), Report(silent=True))
     folder = result.folder
@@ -152,6 +153,7 @@ def test_an_estimate_counts_windows(text: Path, tmp_path: Path) -> None:
     assert forward_flops(model) == pytest.approx(2 * 16 * linear, rel=0.2)
 
 
+@pytest.mark.long
 def test_the_commands(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = [f"{name}={value}" for name, value in TINY.items()]

@@ -129,6 +129,7 @@ def test_a_table_is_trained_evaluated_and_predicted_in_its_units(
     assert figures["metrics"]["rmse"] == run.test_best.values["rmse"]
 
 
+@pytest.mark.long
 def test_arrays_with_numbers_or_several_labels_are_trained_and_evaluated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def test_a_probe_changes_the_classifier_and_no_statistics(small_config, silent):
     assert changed == {"head.weight", "head.bias"}
 
 
+@pytest.mark.long
 def test_nothing_is_dropped_in_frozen_modules(small_config, silent, monkeypatch):
     from mereo.training.trainer import Trainer
 
@@ -107,6 +108,7 @@ def test_the_dry_run_says_what_trains(small_config, capsys):
     assert "training 130 of" in printed and "(3 of 4 layers)" in printed and "learning rate" in printed
 
 
+@pytest.mark.long
 def test_the_time_of_a_long_training_comes_first(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     words = ["train", "--model", "plain_cnn", "--img-size", "16", "--limit", "64", "--epochs", "1", "--device", "cpu"]

@@ -134,6 +134,7 @@ def silent_path(config):
     return Path(config.output) / "run"
 
 
+@pytest.mark.long
 def test_frozen_parts_do_not_change(small_config, silent):
     result = train(small_config(freeze=["blocks.0"], weight_decay=0.1), silent)
     start = train(small_config(name="start", epochs=1, lr=1e-12, freeze=["blocks.0"]), silent)

@@ -27,6 +27,7 @@ def test_a_stopped_run_that_is_resumed_is_reported_as_finished(small_config, sil
     assert "no better epoch than 1 in 1 epoch\n" in out
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_never_better")
 def test_a_run_without_a_better_epoch_stops(small_config, silent):
     result = train(small_config(epochs=9, patience=2), silent)

@@ -68,6 +68,7 @@ def test_images_of_as_many_colours_are_normalised_as_the_weights_are_used_to(sma
     assert given.mean == (0, 0, 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("weights", ["runs/first", "runs/first/weights/best.safetensors"])
 def test_a_run_and_a_file_start_a_network_and_are_found_from_elsewhere(
     small_config, silent, tmp_path, monkeypatch, weights

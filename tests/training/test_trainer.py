@@ -68,6 +68,7 @@ def test_the_weights_load_by_themselves_and_say_the_same(small_config, silent):
     assert model.pretrained_cfg["mean"] == (0.5,)
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_weights_and_another_does_not(small_config, silent):
     first, second = (train(small_config(name=name), silent) for name in ("first", "second"))
     assert_same_weights(weights_of(first.folder), weights_of(second.folder))
@@ -145,6 +146,7 @@ def test_a_name_that_is_taken_is_refused(small_config, silent):
         train(small_config(name="run", epochs=1), silent)
 
 
+@pytest.mark.long
 def test_parts_of_a_batch_add_up_to_the_whole(small_config, silent):
     # CapsNet has no batch statistics, so that a batch in parts computes the same.
     capsnet = {

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import Coupling
+from mereo.errors import UsageError
 
 GROUP = 3
 """Units between two shortcuts."""
@@ -118,6 +119,8 @@ class Residual1d(nn.Module):
         momentum: float = 0.01,
     ) -> None:
         super().__init__()
+        if not widths:
+            raise UsageError("widths is (); give the channels of each group of units.")
         self.groups = groups
         self.stem = SameConv1d(groups * inputs, groups * widths[0], kernel, groups=groups)
         self.units, self.shortcuts, self.attention = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()

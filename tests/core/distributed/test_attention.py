@@ -12,6 +12,7 @@ from processes import in_processes, needs_gloo
 MODES = ("ring", "allgather", "alltoall")
 
 
+@pytest.mark.long
 @needs_gloo
 @pytest.mark.parametrize("size", [2, 4])
 def test_every_mode_equals_one_process(size: int) -> None:
@@ -29,6 +30,7 @@ def test_every_mode_equals_one_process(size: int) -> None:
                     assert (sent, back) == (forward + more, backward + more), name
 
 
+@pytest.mark.long
 @needs_gloo
 def test_lengths_that_do_not_divide() -> None:
     for found in in_processes(4, checks.every_way, 13, MODES):

@@ -64,6 +64,7 @@ def write(model: CapsuleClassifier, images: Tensor, path: Path, names: list[str]
     return Page(write_page(model, [(names[:1], images[:1]), (names[1:], images[1:])], path))
 
 
+@pytest.mark.long
 def test_the_page_needs_no_other_file(drawn_model: CapsuleClassifier, tmp_path: Path, some_images: MakeImages) -> None:
     page = write(drawn_model, some_images(drawn_model), tmp_path / "new" / "t.html", ["one", "two"])
     tags = {tag for tag, _ in page.elements}
@@ -75,6 +76,7 @@ def test_the_page_needs_no_other_file(drawn_model: CapsuleClassifier, tmp_path: 
     assert not list((tmp_path / "new").glob(".*"))
 
 
+@pytest.mark.long
 def test_names_are_not_markup(make: Make, tmp_path: Path, some_images: MakeImages) -> None:
     model = make("three scales")
     model.class_names = tuple(f"{HOSTILE}{c}" for c in range(10))

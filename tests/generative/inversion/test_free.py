@@ -202,6 +202,7 @@ def test_shared_transforms_equal_expanded_ones() -> None:
             torch.testing.assert_close(getattr(shared, name), getattr(dense, name))
 
 
+@pytest.mark.long
 def test_sparsity_empties_parents() -> None:
     """A growing lambda shrinks the parents that are not needed to explain the children."""
     p = random_problem(11, 4, 2, 2, 2)

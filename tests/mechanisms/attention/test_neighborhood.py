@@ -227,6 +227,7 @@ def test_empty_batches(method: str) -> None:
     assert found[0].shape == (0, 13, 9, 3, 20) and all(x.numel() == 0 for x in found)
 
 
+@pytest.mark.long
 def test_tiles_in_a_compiled_graph() -> None:
     module = NeighborhoodAttention(8, 2, window=3, axes=1, causal=True).double()
     tokens = torch.randn(2, 37, 8, dtype=torch.float64)

@@ -82,6 +82,7 @@ def test_numbers_of_tokens(rate: float, fuse: bool, expected: list[int]) -> None
     assert ReducingBlock(host()[0][0], 1, 0.1).count(30) == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rate", "fuse", "expected"),
     [(0.9, True, 4.022), (0.8, True, 3.477), (0.7, True, 3.029), (0.6, True, 2.635), (0.5, True, 2.309),

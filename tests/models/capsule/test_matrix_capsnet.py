@@ -145,6 +145,7 @@ def test_equals_public_code_under_its_options(geometry: dict[str, int]) -> None:
     torch.testing.assert_close(parents.activation[0], activations, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch_norm", [True, False])
 def test_hundred_steps_on_black_images(batch_norm: bool) -> None:
     torch.manual_seed(0)

@@ -181,6 +181,7 @@ def timm() -> Any:
     return pytest.importorskip("timm")
 
 
+@pytest.mark.long
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("name", "head"), [("resnet10t", "capsules"), ("resnet10t", "linear"), ("swin_tiny_patch4_window7_224", "linear")]

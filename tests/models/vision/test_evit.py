@@ -44,6 +44,7 @@ def test_weights_of_deits_authors_fit() -> None:
     torch.testing.assert_close(model(images), source(images), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "rate", "fuse", "expected"),
     [

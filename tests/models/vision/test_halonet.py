@@ -127,6 +127,7 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("changes", "arguments"), FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("training", [False, True])
 def test_a_network_of_timm_computes_the_same(

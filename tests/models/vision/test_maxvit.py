@@ -65,6 +65,7 @@ def close(ours: Tensor, other: Tensor) -> None:
     torch.testing.assert_close(ours, other, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", THEIRS)
 def test_a_network_of_timm_gives_the_same_here(form: str) -> None:
     source = theirs(form)
@@ -102,6 +103,7 @@ def test_a_preset_goes_to_timm_and_back() -> None:
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:torch.searchsorted", "ignore:Using a non-tuple sequence")  # inside timm
 @pytest.mark.parametrize("form", ["official", "timm", "computed positions"])
 def test_images_of_another_size_resize_the_tables_as_in_timm(form: str) -> None:

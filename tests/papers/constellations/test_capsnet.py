@@ -80,6 +80,7 @@ def test_the_bound_is_below_the_exact_evidence() -> None:
     assert exact - 3 < found.elbo[0] < exact
 
 
+@pytest.mark.long
 def test_assigns_points_to_objects_and_more_starts_do_better() -> None:
     drawn, network = data(50), replace(NETWORK, sigma=0.05)
     one, eight = (network.explain(drawn.points, drawn.mask, seeded(), starts=starts) for starts in (1, 8))

@@ -30,6 +30,7 @@ def accuracy(found: ConstellationInference, data: Constellations) -> float:
     return segmentation_accuracy(found.labels, data.labels, data.mask).mean().item()
 
 
+@pytest.mark.long
 def test_assigns_points_to_objects() -> None:
     data = make_constellations(100, seeded())
     exclusive, mixture = infer(model(), data), infer(model(assignment="mixture"), data, max_precision=None)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mereo.core.shapes import image_size
-from mereo.errors import check_positive
+from mereo.errors import UsageError, check_positive
 from mereo.layers import BasicBlock, ConvNorm
 from mereo.mechanisms.slots import NO_ARGUMENTS, needs_size
 from mereo.models.base import VisionModel
@@ -57,6 +57,8 @@ class CifarResNet(VisionModel):
         mechanism_args: dict[str, Any] = NO_ARGUMENTS,
     ) -> None:
         super().__init__()
+        if not widths:
+            raise UsageError("widths is (); give the channels of each stage.")
         check_positive(blocks=blocks, widths=min(widths), stem_stride=stem_stride)
         self.image_shape, self.num_features = (in_chans, *image_size(img_size)), widths[-1]
         self.stem = ConvNorm(in_chans, widths[0], max(3, 2 * stem_stride - 1), stem_stride, activation=nn.ReLU)

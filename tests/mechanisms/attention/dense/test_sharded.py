@@ -17,6 +17,7 @@ def test_outputs_and_summed_gradients_are_those_of_one_process(size: int) -> Non
         assert all(error < 1e-12 and gradient < 1e-10 for error, gradient in found.values()), found
 
 
+@pytest.mark.long
 @needs_gloo
 def test_what_is_sent_with_heads_and_what_is_recorded() -> None:
     results = in_processes(2, checks.sums_and_couplings)

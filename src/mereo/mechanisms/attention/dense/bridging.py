@@ -167,7 +167,7 @@ class BridgingAttention(nn.Module):
         mask: Tensor | None = None,
     ) -> Tensor:
         if keys.shape[1] != len(self.attention):
-            raise UsageError(f"keys are {tuple(keys.shape)}; they must be of {len(self.attention)} types, on axis 1.")
+            raise UsageError(f"keys are {tuple(keys.shape)}; they must be (batch, {len(self.attention)}, keys, dim).")
         if not isinstance(unit, Tensor):
             check_positive(unit=unit)
         else:

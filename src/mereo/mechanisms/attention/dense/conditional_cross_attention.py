@@ -46,7 +46,8 @@ class ConditionTokens(nn.Module):
         self.linear = nn.Linear(dim, dim) if mask else None
 
     def forward(self, condition: Tensor | None = None) -> Tensor:
-        tokens = self.table if self.linear is None else self.linear(self.table.relu())
+        # A copy, because what watches the gradients of modules cannot watch a parameter that one returns.
+        tokens = self.table.clone() if self.linear is None else self.linear(self.table.relu())
         if condition is None:
             return tokens
         count = len(self.table)
