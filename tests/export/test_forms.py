@@ -131,7 +131,7 @@ def test_what_differs_is_not_left_behind(make, tmp_path, monkeypatch, form):
     with torch.no_grad():
         next(other.parameters()).add_(0.1)
     opener = {"onnx": "open_onnx", "torch": "open_program", "hub": "load_folder"}[form]
-    monkeypatch.setattr(writing, opener, lambda path: other)
+    monkeypatch.setattr(writing, opener, lambda *_: other)
     with pytest.raises(MereoError, match=f"--to {form} differs"):
         export_model(model, [form], tmp_path, **silent)
     assert list(tmp_path.iterdir()) == []

@@ -1,7 +1,7 @@
 """A one-stage detector: at each cell of a pyramid of maps, the classes of an object and where its box ends.
 
 Source: Tian, Shen, Chen, He 2019, arXiv:1904.01355 (FCOS); with bridging, Chi, Wei, Hu 2020, arXiv:2010.15831.
-Cost: the backbone's, and 18 D^2 N (2 + towers) multiply-adds for D channels and N cells of all levels.
+Cost: the backbone's, and 18 D^2 N (2 + tower_layers) multiply-adds for D channels and N cells of all levels.
 """
 
 import math
@@ -14,12 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import bounded
-from mereo.errors import check_count, check_positive
+from mereo.errors import UsageError, check_count, check_positive
 from mereo.layers.bridge import Bridge
 from mereo.layers.keypoints import centres, convolution
 from mereo.models.on_backbone import OnBackbone
 from mereo.models.registry import register_model
 
+_MOST_LEVELS = 8
+"""Coarser levels that may be added: with them one cell is wider than any image."""
 _REACH, _LARGEST = 2, 8.0
 """A box starts this many cells from its centre on each side, in the middle of what its level is for; the largest
 logarithm of how much wider it may become."""
@@ -41,7 +43,7 @@ class Detector(OnBackbone):
         stages: of the backbone, whose maps are the finest levels, in ascending order.
         extra_levels: coarser levels, each a convolution of stride 2 of the one before.
         dim: channels of the pyramid and the towers.
-        towers: convolutions of each of the two towers, which all levels share.
+        tower_layers: convolutions of each of the two towers, which all levels share.
         bridging: let predicted centres help the classes, and predicted corners the boxes, see `Bridge`.
         bridging_args: other arguments of `Bridge`.
         frozen: keep the weights of the backbone.
@@ -73,7 +75,7 @@ class Detector(OnBackbone):
         stages: tuple[int, ...] = (-2, -1),
         extra_levels: int = 1,
         dim: int = 32,
-        towers: int = 2,
+        tower_layers: int = 2,
         bridging: bool = False,
         bridging_args: Mapping[str, Any] = {},
         frozen: bool = False,
@@ -82,7 +84,11 @@ class Detector(OnBackbone):
         from torchvision.ops import FeaturePyramidNetwork  # not with the package: it takes a second
 
         check_positive(dim=dim)
-        check_count(extra_levels=extra_levels, towers=towers)
+        check_count(extra_levels=extra_levels, tower_layers=tower_layers)
+        if extra_levels > _MOST_LEVELS:
+            raise UsageError(
+                f"extra_levels is {extra_levels}; at most {_MOST_LEVELS} are allowed, since each halves the map."
+            )
         if backbone == "resnet20":
             backbone_args = {"stem_stride": 2, **backbone_args}
         self._build_backbone(backbone, tuple(stages), backbone_args, in_chans, img_size, frozen)
@@ -91,7 +97,9 @@ class Detector(OnBackbone):
         self.strides = (*first, *(first[-1] * 2**i for i in range(1, extra_levels + 1)))
         self.pyramid = FeaturePyramidNetwork([int(stage["num_chs"]) for stage in info], dim)
         self.coarser = nn.ModuleList(nn.Conv2d(dim, dim, 3, stride=2, padding=1) for _ in range(extra_levels))
-        self.classing, self.placing = (nn.Sequential(*(convolution(dim) for _ in range(towers))) for _ in range(2))
+        self.classing, self.placing = (
+            nn.Sequential(*(convolution(dim) for _ in range(tower_layers))) for _ in range(2)
+        )
         self.bridge = Bridge(dim, **{"num_heads": 4, "cells": 65, "branch": 0, **bridging_args}) if bridging else None
         self.distances, self.central = nn.Conv2d(dim, 4, 3, padding=1), nn.Conv2d(dim, 1, 3, padding=1)
         self.scales = nn.Parameter(torch.ones(len(self.strides)))
@@ -147,7 +155,7 @@ register_model(
     "One-stage detector on a residual network of 20 layers, for images of 64x64.",
     source="arXiv:1904.01355",
     parameters=339_676,
-    tiny={"backbone_args": {"widths": (4, 6, 8), "blocks": 1}, "img_size": 32, "dim": 8, "towers": 1},
+    tiny={"backbone_args": {"widths": (4, 6, 8), "blocks": 1}, "img_size": 32, "dim": 8, "tower_layers": 1},
     variants={"bridging": {"bridging": True, "bridging_args": {"most": 6, "cells": 9, "num_heads": 2}}},
 )
 register_model(
