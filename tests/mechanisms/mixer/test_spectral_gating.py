@@ -148,3 +148,7 @@ def test_the_spectrum_is_that_of_the_circular_convolution(size: tuple[int, int])
     gating.filter.data = torch.view_as_real(torch.fft.rfft2(kernel).permute(1, 2, 0).contiguous())
     expected = torch.fft.fftshift(torch.fft.fft2(kernel).abs(), dim=(1, 2))
     torch.testing.assert_close(gating.spectrum(), expected)
+
+
+def test_an_empty_batch_of_a_large_map() -> None:
+    assert SpectralGating(96, (56, 56))(torch.zeros(0, 56 * 56, 96)).shape == (0, 56 * 56, 96)

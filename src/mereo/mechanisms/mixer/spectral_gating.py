@@ -57,6 +57,8 @@ def _by_matrices(maps: Tensor, gains: Tensor, tables: tuple[Tensor, Tensor, Tens
 
 
 def _by_transforms(maps: Tensor, gains: Tensor) -> Tensor:
+    if not torch.compiler.is_compiling() and not maps.numel():
+        return maps  # MKL has no transform of an empty batch
     frequencies = torch.fft.rfft2(maps, dim=(1, 2), norm="ortho") * torch.view_as_complex(gains.contiguous())
     return torch.fft.irfft2(frequencies, s=maps.shape[1:3], dim=(1, 2), norm="ortho")
 

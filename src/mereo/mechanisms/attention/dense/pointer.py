@@ -7,9 +7,9 @@ receivers are scored in parts, which a backward pass computes again.
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from mereo.core import Coupling, mechanism
+from mereo.core.recompute import recomputed
 from mereo.errors import UsageError, check_positive
 
 LARGEST = 2**25
@@ -93,4 +93,4 @@ class Pointer(PointingModule):
         if torch.compiler.is_compiling() or keys.numel() * queries.shape[1] <= LARGEST:
             return self._fit(keys, queries)
         parts = queries.split(max(LARGEST // keys.numel(), 1), 1)
-        return torch.cat([checkpoint(self._fit, keys, part, use_reentrant=False) for part in parts], 1)
+        return torch.cat([recomputed(self._fit, keys, part) for part in parts], 1)

@@ -9,8 +9,8 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from mereo.core.recompute import recomputed
 from mereo.errors import UsageError, check_not_negative, check_positive
 
 
@@ -100,11 +100,9 @@ class RandomFeatures(nn.Module):
         total: Tensor = self.intercept
         again = len(blocks) > 1 and torch.is_grad_enabled() and not torch.compiler.is_compiling()
         for first, last in blocks:
-            if again:
-                term = checkpoint(self._term, first, last, *inputs, use_reentrant=False)
-            else:
-                term = self._term(first, last, *inputs)
-            total = total + term
+            total = total + (
+                recomputed(self._term, first, last, *inputs) if again else self._term(first, last, *inputs)
+            )
         return total.squeeze(1) if self.outputs is None else total
 
     def gram(self, inputs: tuple[Tensor | None, ...], others: tuple[Tensor | None, ...] | None = None) -> Tensor:
