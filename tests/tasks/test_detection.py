@@ -145,3 +145,11 @@ def test_detections_are_written_as_a_coco_document_in_pixels_of_the_file(tmp_pat
     (each,) = document["annotations"]
     assert each["bbox"] == [3.0, 2.0, 2.0, 2.0] and document["categories"][each["category_id"]]["name"] == "eel"
     assert Detection(NAMES).predict(found)[0]["objects"][0]["label"] == "eel"
+
+
+def test_objects_are_printed_with_label_score_and_box() -> None:
+    from mereo.api.prediction import _short
+
+    objects = [{"label": "eel", "score": 0.91234, "box": [0.1, 0.25, 0.5, 1.0]}] * 2
+    assert _short({"objects": objects}) == "objects eel 0.9123 (0.1, 0.25, 0.5, 1), eel 0.9123 (0.1, 0.25, 0.5, 1)"
+    assert _short({"objects": []}) == "objects none"

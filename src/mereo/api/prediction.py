@@ -157,9 +157,13 @@ def _short(values: Mapping[str, Any]) -> str:
 
 
 def _in_words(value: Any) -> str:
-    """A value in a cell; of many entries the largest, or the first."""
+    """A value in a cell; of many entries the largest, or the first. An object is its label, score and (box)."""
     if isinstance(value, float):
         return f"{value:.4g}"
+    if isinstance(value, dict) and any(isinstance(entry, str) for entry in value.values()):
+        return " ".join(
+            f"({_in_words(each)})" if isinstance(each, list) else _in_words(each) for each in value.values()
+        )
     if isinstance(value, dict):
         largest = sorted(value, key=lambda name: -value[name])[:MOST_NUMBERS]
         entries = [f"{name} {_in_words(entry)}" for name, entry in value.items() if name in largest]
