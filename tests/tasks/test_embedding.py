@@ -56,7 +56,8 @@ def test_retrieval_is_that_of_loops_over_all_batches_in_any_order() -> None:
             for k, values in recalls.items():
                 values.append(any(hits[:k]))
             ranks = [rank for rank, hit in enumerate(hits, 1) if hit]
-            nearer += [one < other for one, hit in enumerate(hits) if hit for other, no in enumerate(hits) if not no]
+            pairs = [one < other for one, hit in enumerate(hits) if hit for other, no in enumerate(hits) if not no]
+            nearer.append(sum(pairs) / len(pairs))
             precisions.append(sum((n + 1) / rank for n, rank in enumerate(ranks)) / len(ranks))
     expected = {f"recall_at_{k}": sum(values) / 13 for k, values in recalls.items()}
     expected["mean_average_precision"] = sum(precisions) / 13

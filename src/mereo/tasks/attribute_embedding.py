@@ -4,13 +4,11 @@ Source: Song, Hwang, Yoon, Choi, Gu 2023, arXiv:2307.13254; triplets under a con
 arXiv:1603.07810.
 """
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,9 +17,8 @@ from mereo.core.triplets import UNKNOWN, triplet_loss
 from mereo.data import Batch, Images
 from mereo.data.layout_options import LayoutOptions
 from mereo.errors import check_positive
-from mereo.files import write_atomically
 from mereo.tasks.base import Metrics, Objective, Seen, Settings, Task, register_task
-from mereo.tasks.embedding import nearest, nearest_table
+from mereo.tasks.embedding import nearest, retrieval, write_embeddings
 from mereo.tasks.pictures import draw_images
 from mereo.tasks.several_outputs import check_unmixed
 
@@ -43,30 +40,6 @@ class AttributeEmbeddingOptions:
         check_positive(margin=self.margin)
 
 
-def ranked(embeddings: Tensor, values: Tensor) -> tuple[float, float]:
-    """How well embeddings rank images by an attribute: the accuracy of triplets, and the mean average precision.
-
-    Accuracy: P(e_a e_p > e_a e_n) for random a, p of the value of a, and n of another; the mean over a of both figures,
-    over the images with such a p and n. 0 without any.
-
-    Shapes: embeddings (n, dim) of length one, values int64 (n,), `UNKNOWN` where there is no label.
-    """
-    known = values != UNKNOWN
-    embeddings, values = embeddings[known], values[known]
-    similar = embeddings @ embeddings.T
-    similar.fill_diagonal_(-torch.inf)  # the query itself is last
-    order = similar.argsort(dim=1, descending=True, stable=True)[:, :-1]
-    hits = values[order] == values.unsqueeze(1)
-    hits = hits[hits.any(1) & ~hits.all(1)].double()
-    if not len(hits):
-        return 0.0, 0.0
-    right = (1 - hits).flip(1).cumsum(1).flip(1)  # images of other values that are ranked lower
-    count = hits.sum(1)
-    accuracy = (hits * right).sum(1) / (count * (hits.shape[1] - count))
-    precision = (hits.cumsum(1) / torch.arange(1, hits.shape[1] + 1) * hits).sum(1) / count
-    return accuracy.mean().item(), precision.mean().item()
-
-
 class AttributeEmbeddingObjective(Objective):
     """A network and the mean over the attributes of the triplet loss of its vectors under each."""
 
@@ -85,7 +58,9 @@ class AttributeEmbeddingObjective(Objective):
 
 
 class AttributeEmbeddingMetrics(Metrics):
-    """Accuracy of triplets and mean average precision of each attribute under each condition, see `ranked`.
+    """Accuracy of triplets and mean average precision of each attribute under each condition, see `retrieval`.
+
+    Images whose value of an attribute is not known are left out for it.
 
     triplet_accuracy, mean_average_precision: the mean over the attributes, each under its own condition.
     other_triplet_accuracy: the same under the conditions of others, 0.5 where vectors say nothing of other attributes.
@@ -107,9 +82,12 @@ class AttributeEmbeddingMetrics(Metrics):
         rows = torch.cat(self.rows) if self.rows else torch.zeros(0, 2 * count)
         values, embeddings = rows[:, :count].long(), rows[:, count:].reshape(len(rows), count, -1 if self.rows else 1)
         figures = torch.zeros(2, count, count, dtype=torch.float64)
-        for under in range(count):
-            for of in range(count):
-                figures[:, under, of] = torch.tensor(ranked(embeddings[:, under], values[:, of]))
+        for of in range(count):
+            known = values[:, of] != UNKNOWN
+            for under in range(count):
+                found = retrieval(embeddings[known, under], values[known, of])
+                both = [found["triplet_accuracy"], found["mean_average_precision"]]
+                figures[:, under, of] = torch.tensor(both, dtype=torch.float64)
         own, others = figures.diagonal(dim1=1, dim2=2).sum(1) / max(count, 1), ~torch.eye(count, dtype=torch.bool)
         means = {
             "triplet_accuracy": own[0].item(),
@@ -174,16 +152,9 @@ class AttributeEmbedding(Task):
 
     def write(self, outputs: Tensor, names: Sequence[str], folder: Path, seen: Sequence[Seen]) -> list[Path]:
         """embeddings.npy, (images, attributes, dim), and the nearest images under each attribute, a table each."""
-        vectors = outputs.float().cpu()
-        binary = io.BytesIO()
-        np.save(binary, vectors.numpy())
-        contents = {"embeddings.npy": binary.getvalue()}
-        if len(names) > 1:
-            for name, own in zip(self._names(vectors.shape[1]), vectors.unbind(1), strict=True):
-                contents[f"nearest_{name.replace('/', '_')}.csv"] = nearest_table(own, names)
-        for name, content in contents.items():
-            write_atomically(folder / name, content)
-        return [folder / name for name in contents]
+        own = zip(self._names(outputs.shape[1]), outputs.unbind(1), strict=True)
+        spaces = {f"nearest_{name.replace('/', '_')}.csv": vectors for name, vectors in own}
+        return write_embeddings(outputs, names, folder, spaces)
 
     def describe_data(self, train: Images, validation: Images | None, test: Images) -> list[str]:
         """The attributes."""

@@ -391,8 +391,8 @@ class Task(ABC):
         return [""] * len(batch.images)
 
     def pictured(self, images: Images) -> Tensor:
-        """Where the test images of a picture are, int64 (n,): 32 that are evenly spaced."""
-        count = min(32, len(images))
+        """Where the test images of a picture are, int64 (n,): `most_drawn` that are evenly spaced."""
+        count = min(self.most_drawn, len(images))
         return torch.arange(count) * (len(images) // count)
 
     @abstractmethod

@@ -90,14 +90,38 @@ class EmbeddingObjective(Objective):
         return contrastive_loss(outputs, batch.labels, self.temperature)
 
 
+def retrieval(embeddings: Tensor, labels: Tensor) -> dict[str, float]:
+    """How well embeddings find images of the same label: every image is a query, and all others are the gallery.
+
+    recall at k: share of queries with an image of their label among the k nearest.   mean average precision: of the
+    ranks of all images of the label.   triplet accuracy: P(e_a e_p > e_a e_n) for an image p of the label of a and an
+    image n of another, the mean over the queries a that have both.
+
+    Queries without another image of their label are left out; without any query a figure is 0.
+
+    Shapes: embeddings (images, dim) of length one, labels (images,).
+    """
+    sums, count, complete = torch.zeros(len(_RECALLS) + 2, dtype=torch.float64), 0, 0
+    for queries in torch.arange(len(labels)).split(_CHUNK):
+        similar = embeddings[queries] @ embeddings.T
+        similar[torch.arange(len(queries)), queries] = -torch.inf  # the query itself is last
+        order = similar.sort(dim=1, descending=True, stable=True).indices[:, :-1]
+        hits = labels[order] == labels[queries].unsqueeze(1)
+        hits = hits[hits.any(1)].double()
+        own, others = hits.sum(1), (1 - hits).sum(1)
+        precision = (hits.cumsum(1) / torch.arange(1, hits.shape[1] + 1) * hits).sum(1) / own
+        behind = ((others.unsqueeze(1) - (1 - hits).cumsum(1)) * hits).sum(1) / (own * others.clamp(min=1))
+        recalls = [hits[:, :k].amax(1).sum() if hits.numel() else hits.sum() for k in _RECALLS]
+        sums += torch.stack([*recalls, precision.sum(), behind.sum()])
+        count, complete = count + len(hits), complete + int((others > 0).sum())
+    *shares, behind_share = sums.tolist()
+    names = [*(f"recall_at_{k}" for k in _RECALLS), "mean_average_precision"]
+    found = {name: share / max(count, 1) for name, share in zip(names, shares, strict=True)}
+    return found | {"triplet_accuracy": behind_share / max(complete, 1)}
+
+
 class EmbeddingMetrics(Metrics):
-    """Retrieval over a whole split: every image is a query, and all others are the gallery.
-
-    recall at k: share of queries with an image of their identity among the k nearest.   mean average precision: of the
-    ranks of all images of the identity.   triplet accuracy: share of all triplets of a query, an image of its identity
-    and one of another in which the former is nearer.   nmi: normalised mutual information of identities and clusters.
-
-    Queries without another image of their identity are left out.
+    """`retrieval` over a whole split; nmi: normalised mutual information of identities and clusters.
 
     Args:
         clusters: whether to cluster.
@@ -113,25 +137,7 @@ class EmbeddingMetrics(Metrics):
     def compute(self) -> dict[str, float]:
         rows = torch.cat(self.rows) if self.rows else torch.zeros(0, 1)
         labels, embeddings = rows[:, 0], rows[:, 1:]
-        sums, count = torch.zeros(len(_RECALLS) + 3, dtype=torch.float64), 0
-        for first in range(0, len(rows), _CHUNK):
-            queries = torch.arange(first, min(first + _CHUNK, len(rows)))
-            similar = embeddings[queries] @ embeddings.T
-            similar[torch.arange(len(queries)), queries] = -torch.inf  # the query itself is last
-            order = similar.sort(dim=1, descending=True, stable=True).indices[:, :-1]
-            hits = labels[order] == labels[queries].unsqueeze(1)
-            hits = hits[hits.any(1)].double()
-            ranks = torch.arange(1, hits.shape[1] + 1)
-            precision = (hits.cumsum(1) / ranks * hits).sum(1) / hits.sum(1)
-            recalls = [hits[:, :k].amax(1).sum() if hits.numel() else hits.sum() for k in _RECALLS]
-            others = 1 - hits
-            behind = ((others.sum(1, keepdim=True) - others.cumsum(1)) * hits).sum()
-            sums += torch.stack([*recalls, precision.sum(), behind, (hits.sum(1) * others.sum(1)).sum()])
-            count += len(hits)
-        *shares, behind, triplets = sums.tolist()
-        names = [*(f"recall_at_{k}" for k in _RECALLS), "mean_average_precision"]
-        found = {name: share / max(count, 1) for name, share in zip(names, shares, strict=True)}
-        found["triplet_accuracy"] = behind / max(triplets, 1)
+        found = retrieval(embeddings, labels)
         return found | ({"nmi": cluster_agreement(embeddings, labels)} if self.clusters else {})
 
 
@@ -217,15 +223,7 @@ class Embedding(Task):
 
     def write(self, outputs: Tensor, names: Sequence[str], folder: Path, seen: Sequence[Seen]) -> list[Path]:
         """embeddings.npy, in the order of embeddings.csv, and the nearest images of each image in nearest.csv."""
-        vectors = outputs.float().cpu()
-        binary = io.BytesIO()
-        np.save(binary, vectors.numpy())
-        contents = {"embeddings.npy": binary.getvalue()}
-        if len(names) > 1:
-            contents["nearest.csv"] = nearest_table(vectors, names)
-        for name, content in contents.items():
-            write_atomically(folder / name, content)
-        return [folder / name for name in contents]
+        return write_embeddings(outputs, names, folder, {"nearest.csv": outputs})
 
     def describe_data(self, train: Images, validation: Images | None, test: Images) -> list[str]:
         """The number of identities, and whether the identities of the test images are trained on."""
@@ -266,6 +264,21 @@ class Embedding(Task):
             labels = batch.labels
             wrong += [False, *(labels is not None and bool(labels[query] != labels[other]) for other in others)]
         draw_images(batch.images.cpu()[places.flatten()], titles, path, columns=places.shape[1], wrong=wrong)
+
+
+def write_embeddings(outputs: Tensor, names: Sequence[str], folder: Path, spaces: Mapping[str, Tensor]) -> list[Path]:
+    """embeddings.npy, and of several images a table of the nearest ones in each space, by the name of its file.
+
+    Shapes: outputs (images, ...); spaces (images, dim) of length one.
+    """
+    binary = io.BytesIO()
+    np.save(binary, outputs.float().cpu().numpy())
+    contents = {"embeddings.npy": binary.getvalue()}
+    if len(names) > 1:
+        contents |= {file: nearest_table(vectors.float().cpu(), names) for file, vectors in spaces.items()}
+    for name, content in contents.items():
+        write_atomically(folder / name, content)
+    return [folder / name for name in contents]
 
 
 def nearest(vectors: Tensor, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
