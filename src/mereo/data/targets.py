@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -62,7 +61,7 @@ class Targets(NamedTuple):
         if self.separator is not None:
             return tuple(filter(None, map(str.strip, _parts(cells[0], self.separator))))
         if self.field == "attributes":
-            return tuple(map(_value_number, cells))
+            return tuple("" if cell.lower() in _MISSING else cell for cell in cells)
         if any(cell.lower() in _MISSING for cell in cells):
             return None
         if self.field == "multi_hot":
@@ -91,11 +90,6 @@ def _has_decimal_commas(values: Iterable[str]) -> bool:
 
 def _bit(cell: str) -> int | None:
     return _BITS.get(cell.strip().lower())
-
-
-def _value_number(cell: str) -> int:
-    """A number for the value of an attribute, the same in every table and exact in float32; -1 for none."""
-    return -1 if cell.lower() in _MISSING else crc32(cell.encode()) >> 8
 
 
 def _parts(cell: str, separator: str) -> list[str]:
@@ -429,8 +423,12 @@ def _number_table(
 def _attribute_table(
     kept: Sequence[Any], train: Sequence[Any], where: Path, targets: Targets, options: LayoutOptions, evaluation: bool
 ) -> _Made:
+    columns = [sorted({row.target[place] for row in kept} - {""}) for place in range(len(targets.columns))]
+    numbers = [{"": -1} | {value: number for number, value in enumerate(values)} for values in columns]
+
     def table(part: Sequence[Any]) -> Tensor:
-        return torch.tensor([row.target for row in part], dtype=torch.int64)
+        rows = [[of[value] for of, value in zip(numbers, row.target, strict=True)] for row in part]
+        return torch.tensor(rows, dtype=torch.int64).reshape(len(part), len(numbers))
 
     counts = [len(column[column >= 0].unique()) for column in table(train).T]
     for name, count in zip(targets.columns, counts, strict=True):
