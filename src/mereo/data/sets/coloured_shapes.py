@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mereo.data.registry import register_dataset
-from mereo.data.sets.shape_masks import CLASSES, inside_shape
+from mereo.data.sets.shape_masks import CLASSES, turned_shape, waves
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,9 +28,7 @@ def make_sample(number: int, generator: "np.random.Generator") -> "tuple[npt.NDA
     """One image of a class, uint8 (3, side, side), and where the shape is, uint8 (side, side)."""
     import numpy as np
 
-    down, across = np.mgrid[:SIDE, :SIDE] + 0.5
-    waves = generator.uniform(-0.6, 0.6, 2)
-    ground = 0.15 * np.sin(waves[0] * down + waves[1] * across + generator.uniform(0, 6.3))
+    across, down, ground = waves(generator, SIDE, 0.6)
     image = np.repeat((generator.uniform(0.3, 0.6) + ground)[None], 3, 0)
     colours = [*generator.uniform(0.1, 0.9, (_GREY, 1)).repeat(3, 1), list(COLOURS.values())[number % len(COLOURS)]]
     for place, colour in enumerate(colours):
@@ -38,10 +36,7 @@ def make_sample(number: int, generator: "np.random.Generator") -> "tuple[npt.NDA
         kind = 1 + (number // len(COLOURS) if wanted else int(generator.integers(len(SHAPES))))
         radius, turned = generator.uniform(*_RADIUS) / (1 if wanted else 1.6), generator.uniform(-_TURNED, _TURNED)
         y, x = generator.uniform(radius, SIDE - radius, 2)
-        cosine, sine = np.cos(turned) / radius, np.sin(turned) / radius
-        inside = inside_shape(
-            kind, cosine * (across - x) + sine * (down - y), cosine * (down - y) - sine * (across - x)
-        )
+        inside = turned_shape(kind, across - x, down - y, radius, turned)
         shade = generator.normal(0, _SHADE, 3) + generator.uniform(-_SHADE, _SHADE) if wanted else np.zeros(3)
         image[:, inside] = (np.asarray(colour) + shade)[:, None]
     image = image + generator.normal(0, _NOISE, image.shape)

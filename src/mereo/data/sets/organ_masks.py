@@ -71,19 +71,10 @@ def make_sample(generator: "np.random.Generator") -> "tuple[npt.NDArray[np.uint8
 
 def read(root: Path, download: bool) -> "RawDataset":
     """Made in a second; nothing is read from the root."""
-    import numpy as np
-    import torch
+    from mereo.data.made import masked_splits
+    from mereo.data.raw import RawDataset
 
-    from mereo.data.raw import ArraySplit, RawDataset
-
-    splits = {}
-    for number, (split, count) in enumerate(COUNTS.items()):
-        generator = np.random.default_rng([SEED, number])
-        images, masks = zip(*(make_sample(generator) for _ in range(count)), strict=True)
-        fields = {"masks": torch.from_numpy(np.stack(masks))}
-        labels = torch.zeros(count, dtype=torch.int64)
-        splits[split] = ArraySplit(torch.from_numpy(np.stack(images)), labels, fields=fields)
-    return RawDataset(dict(splits), CLASSES, 1)
+    return RawDataset(masked_splits(COUNTS, SEED, make_sample), CLASSES, 1)
 
 
 register_dataset(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mereo.data.registry import register_dataset
-from mereo.data.sets.shape_masks import inside_shape
+from mereo.data.sets.shape_masks import turned_shape, waves
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,17 +29,16 @@ def make_sample(
     import numpy as np
     import numpy.typing as npt
 
-    down, across = np.mgrid[:side, :side] + 0.5
-    waves = generator.uniform(-0.3, 0.3, 2)
-    ground = 0.15 * np.sin(waves[0] * down + waves[1] * across + generator.uniform(0, 6.3))
+    across, down, ground = waves(generator, side, 0.3)
     image = generator.uniform(0.2, 0.7, 3)[:, None, None] + ground
     owner, kinds, wholes = np.full((side, side), -1), list[int](), list[npt.NDArray[np.bool_]]()
     for _ in range(generator.integers(1, MOST + 1)):
         kind, radius = int(generator.integers(len(CLASSES))), side / SIDE * generator.uniform(_SMALLEST, _LARGEST)
         turned, (y, x) = generator.uniform(-_TURNED, _TURNED), generator.uniform(radius, side - radius, 2)
-        colour, cosine, sine = generator.uniform(0, 1, 3)[:, None], np.cos(turned) / radius, np.sin(turned) / radius
-        dx, dy = across - x, down - y
-        inside = inside_shape(kind + 1, cosine * dx + sine * dy, cosine * dy - sine * dx)
+        colour, inside = (
+            generator.uniform(0, 1, 3)[:, None],
+            turned_shape(kind + 1, across - x, down - y, radius, turned),
+        )
         after = np.where(inside, len(kinds), owner)
         if any((after == n).sum() < _VISIBLE * whole.sum() for n, whole in enumerate(wholes)):
             continue
@@ -61,16 +60,16 @@ def read(root: Path, download: bool) -> "RawDataset":
     import torch
 
     from mereo.data.box_folder import padded
-    from mereo.data.raw import ArraySplit, RawDataset
+    from mereo.data.made import made_splits
+    from mereo.data.raw import RawDataset
 
-    splits = {}
-    for number, (split, count) in enumerate(COUNTS.items()):
-        generator = np.random.default_rng([SEED, number])
+    def make(generator: np.random.Generator, count: int) -> "tuple[npt.NDArray[np.uint8], dict[str, torch.Tensor]]":
         images, boxes, kinds = zip(*(make_sample(generator) for _ in range(count)), strict=True)
-        fields = padded([torch.from_numpy(x) for x in boxes], [torch.from_numpy(x) for x in kinds], MOST)
-        labels = torch.zeros(count, dtype=torch.int64)
-        splits[split] = ArraySplit(torch.from_numpy(np.stack(images)), labels, fields=fields)
-    return RawDataset(dict(splits), CLASSES, 3)
+        return np.stack(images), padded(
+            [torch.from_numpy(x) for x in boxes], [torch.from_numpy(x) for x in kinds], MOST
+        )
+
+    return RawDataset(made_splits(COUNTS, SEED, make), CLASSES, 3)
 
 
 register_dataset(

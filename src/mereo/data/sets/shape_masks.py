@@ -39,25 +39,39 @@ def inside_shape(
     return np.asarray(inside)
 
 
+def turned_shape(
+    kind: int, across: "npt.NDArray[np.float64]", down: "npt.NDArray[np.float64]", radius: float, angle: float
+) -> "npt.NDArray[np.bool_]":
+    """The points of a turned shape, from their distances to its middle."""
+    import numpy as np
+
+    cosine, sine = np.cos(angle) / radius, np.sin(angle) / radius
+    return inside_shape(kind, cosine * across + sine * down, cosine * down - sine * across)
+
+
+def waves(generator: "np.random.Generator", side: int, steepest: float) -> "tuple[npt.NDArray[np.float64], ...]":
+    """Columns and rows of the middles of all pixels, and the brightness of a ground with waves: (side, side) each."""
+    import numpy as np
+
+    down, across = np.mgrid[:side, :side] + 0.5
+    slopes = generator.uniform(-steepest, steepest, 2)
+    return across, down, 0.15 * np.sin(slopes[0] * down + slopes[1] * across + generator.uniform(0, 6.3))
+
+
 def make_sample(
     generator: "np.random.Generator", side: int = SIDE
 ) -> "tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]":
     """One image, uint8 (3, side, side), and its mask, uint8 (side, side)."""
     import numpy as np
 
-    down, across = np.mgrid[:side, :side] + 0.5
+    across, down, ground = waves(generator, side, 0.5)
     mask = np.zeros((side, side), np.uint8)
-    waves = generator.uniform(-0.5, 0.5, 2)
-    ground = 0.15 * np.sin(waves[0] * down + waves[1] * across + generator.uniform(0, 6.3))
     image = generator.uniform(0.2, 0.7, 3)[:, None, None] + ground
     for _ in range(generator.integers(1, MOST_SHAPES + 1)):
         kind, scale = int(generator.integers(1, len(CLASSES))), side / SIDE
         radius, turned = scale * generator.uniform(_SMALLEST, _LARGEST), generator.uniform(-_TURNED, _TURNED)
         y, x = generator.uniform(radius / 2, side - radius / 2, 2)
-        cosine, sine = np.cos(turned) / radius, np.sin(turned) / radius
-        inside = inside_shape(
-            kind, cosine * (across - x) + sine * (down - y), cosine * (down - y) - sine * (across - x)
-        )
+        inside = turned_shape(kind, across - x, down - y, radius, turned)
         colour = generator.uniform(0, 1, 3)[:, None]
         image[:, inside] = colour + 0.3 * (image[:, inside] - image[:, inside].mean(1, keepdims=True))
         mask[inside] = kind
@@ -67,19 +81,10 @@ def make_sample(
 
 def read(root: Path, download: bool) -> "RawDataset":
     """Made in a second; nothing is read from the root."""
-    import numpy as np
-    import torch
+    from mereo.data.made import masked_splits
+    from mereo.data.raw import RawDataset
 
-    from mereo.data.raw import ArraySplit, RawDataset
-
-    splits = {}
-    for number, (split, count) in enumerate(COUNTS.items()):
-        generator = np.random.default_rng([SEED, number])
-        images, masks = zip(*(make_sample(generator) for _ in range(count)), strict=True)
-        labels = torch.zeros(count, dtype=torch.int64)
-        fields = {"masks": torch.from_numpy(np.stack(masks))}
-        splits[split] = ArraySplit(torch.from_numpy(np.stack(images)), labels, fields=fields)
-    return RawDataset(dict(splits), CLASSES, 3)
+    return RawDataset(masked_splits(COUNTS, SEED, make_sample), CLASSES, 3)
 
 
 register_dataset(

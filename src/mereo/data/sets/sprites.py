@@ -46,16 +46,15 @@ def read(root: Path, download: bool) -> "RawDataset":
     import numpy as np
     import torch
 
-    from mereo.data.raw import ArraySplit, RawDataset
+    from mereo.data.made import made_splits
+    from mereo.data.raw import RawDataset
 
-    splits = {}
-    for number, (split, count) in enumerate(COUNTS.items()):
-        generator = np.random.default_rng([SEED, number])
+    def make(generator: np.random.Generator, count: int) -> "tuple[npt.NDArray[np.uint8], dict[str, torch.Tensor]]":
         values = generator.integers(0, [len(names) for names in ATTRIBUTES.values()], (count, len(ATTRIBUTES)))
-        images = torch.from_numpy(np.stack([make_sprite(each, generator) for each in values]))
-        fields = {"attributes": torch.from_numpy(values)}
-        splits[split] = ArraySplit(images, torch.zeros(count, dtype=torch.int64), fields=fields)
-    return RawDataset(dict(splits), tuple(ATTRIBUTES), 3)
+        images = np.stack([make_sprite(each, generator) for each in values])
+        return images, {"attributes": torch.from_numpy(values)}
+
+    return RawDataset(made_splits(COUNTS, SEED, make), tuple(ATTRIBUTES), 3)
 
 
 register_dataset(
