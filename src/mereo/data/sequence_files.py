@@ -16,7 +16,8 @@ along an axis before, whose frames of zeros at the end are padding.
 import csv
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -126,16 +127,29 @@ def _array(path: Path, changed: int) -> tuple[Any, Any]:
     return found[name], found["lengths"] if "lengths" in found.files else None
 
 
-def _several(path: Path) -> bool:
+@contextmanager
+def _naming(path: Path, where: str) -> Iterator[None]:
+    """What is wrong with a file, as an error that says where."""
+    try:
+        yield
+    except OSError as error:
+        raise MereoError(f"cannot read {path}: {error.strerror or error}.") from error
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
+    except (ValueError, KeyError, IndexError, EOFError, OverflowError) as error:
+        raise UsageError(f"{where} is not sequences of joints as {path.suffix} holds them ({error}).") from error
+
+
+def _holds_several(path: Path) -> bool:
     """Whether an array holds several sequences: (n, frames, joints, 3), or three axes that do not end in x, y, z."""
-    array, lengths = _array(path, path.stat().st_mtime_ns)
-    return lengths is not None or array.ndim == 5 or (array.ndim == 3 and array.shape[-1] != COORDINATES)
+    with _naming(path, str(path)):
+        array, lengths = _array(path, path.stat().st_mtime_ns)
+        return lengths is not None or array.ndim == 5 or (array.ndim == 3 and array.shape[-1] != COORDINATES)
 
 
 def read_item(path: Path, row: int | None) -> Tensor:
     """The sequence of a file, or of a row of its array: float32 (frames, coordinates); errors name it."""
-    where = str(path) if row is None else f"{path}, sequence {row}"
-    try:
+    with _naming(path, str(path) if row is None else f"{path}, sequence {row}"):
         if path.suffix.lower() == SKELETON:
             with open_regular(path) as file:
                 return read_skeleton(file.read().decode("ascii"))
@@ -147,12 +161,6 @@ def read_item(path: Path, row: int | None) -> Tensor:
             return checked(one[: int(lengths[row])])
         there = np.flatnonzero(np.asarray(one).reshape(len(one), -1).any(1))
         return checked(one[: there[-1] + 1] if len(there) else one)
-    except OSError as error:
-        raise MereoError(f"cannot read {path}: {error.strerror or error}.") from error
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from error
-    except (ValueError, KeyError, IndexError, EOFError, OverflowError) as error:
-        raise UsageError(f"{where} is not sequences of joints as {path.suffix} holds them ({error}).") from error
 
 
 def sequences_of(given: Any) -> tuple[list[str], list[Tensor]]:
@@ -161,7 +169,7 @@ def sequences_of(given: Any) -> tuple[list[str], list[Tensor]]:
         path = Path(given)
         if path.suffix.lower() not in (SKELETON, *ARRAYS):
             raise UsageError(f"{path} is not a file of sequences; give {SKELETON}, {' or '.join(ARRAYS)}.")
-        if path.suffix.lower() == SKELETON or not _is_several(path):
+        if path.suffix.lower() == SKELETON or not _holds_several(path):
             return [path.stem], [read_item(path, None)]
         count = len(_array(path, path.stat().st_mtime_ns)[0])
         return [f"{path.stem}-{row}" for row in range(count)], [read_item(path, row) for row in range(count)]
@@ -174,15 +182,6 @@ def sequences_of(given: Any) -> tuple[list[str], list[Tensor]]:
         raise UsageError(f"sequences are {type_of(given)}; give files, arrays (frames, joints, 3), or a list of them.")
     found = [sequences_of(each) for each in given]
     return [name for names, _ in found for name in names], [one for _, each in found for one in each]
-
-
-def _is_several(path: Path) -> bool:
-    try:
-        return _several(path)
-    except OSError as error:
-        raise MereoError(f"cannot read {path}: {error.strerror or error}.") from error
-    except (ValueError, KeyError, EOFError) as error:
-        raise UsageError(f"{path} is not sequences of joints as {path.suffix} holds them ({error}).") from error
 
 
 # --- folders --------------------------------------------------------------------------------------------------------

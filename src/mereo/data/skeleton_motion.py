@@ -13,20 +13,20 @@ from mereo.errors import UsageError, check_not_negative, check_positive
 
 
 class SequenceOperation(Operation):
-    """A change of sequences (n, frames, coordinates); joints and frames of zeros are absent and stay so."""
+    """A change of joints (n, frames, bodies, joints, 3); joints and frames of zeros are absent and stay so."""
 
     changes: ClassVar[str] = "sequences"
-
-    def apply(self, images: Tensor, parameters: Tensor) -> Tensor:
-        """The changed coordinates (n, frames, bodies, joints, 3) of joints."""
-        raise NotImplementedError(f"{type(self).__name__} must define apply")
 
     def apply_batch(self, batch: Batch, parameters: Tensor) -> Batch:
         frames = batch.sequences
         joints = frames.unflatten(-1, (*bodies_of(frames.shape[-1]), COORDINATES))
-        there = (joints != 0).any(-1, keepdim=True)
-        changed = self.apply(joints, parameters.to(frames.device)) * there
-        return batch._replace(sequences=changed.flatten(2))
+        return batch._replace(sequences=self.apply(joints, parameters.to(frames.device)).flatten(2))
+
+
+def _present(joints: Tensor) -> tuple[Tensor, Tensor]:
+    """Which joints there are, and the middle of those of a sequence: bool (..., 1) and (n, 1, 1, 1, 3)."""
+    there = (joints != 0).any(-1, keepdim=True)
+    return there, joints.sum((1, 2, 3), keepdim=True) / there.sum((1, 2, 3), keepdim=True).clamp(min=1)
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,10 @@ class Turn(SequenceOperation):
         return uniform_between(-self.degrees, self.degrees, count, generator).deg2rad()
 
     def apply(self, images: Tensor, parameters: Tensor) -> Tensor:
-        there = (images != 0).any(-1, keepdim=True)
-        middle = images.sum((1, 2, 3), keepdim=True) / there.sum((1, 2, 3), keepdim=True).clamp(min=1)
+        there, middle = _present(images)
         x, y, z = (images - middle).unbind(-1)
         cosine, sine = (each.view(-1, 1, 1, 1) for each in (parameters.cos(), parameters.sin()))
-        return torch.stack((cosine * x + sine * z, y, cosine * z - sine * x), -1) + middle
+        return (torch.stack((cosine * x + sine * z, y, cosine * z - sine * x), -1) + middle) * there
 
 
 @dataclass(frozen=True)
@@ -67,18 +66,12 @@ class Mirror(SequenceOperation):
         return (torch.rand(count, 1, generator=generator) < 0.5).float()
 
     def apply(self, images: Tensor, parameters: Tensor) -> Tensor:
-        there = (images != 0).any(-1, keepdim=True)
-        middle = images.sum((1, 2, 3), keepdim=True) / there.sum((1, 2, 3), keepdim=True).clamp(min=1)
+        _, middle = _present(images)
         sign = torch.tensor([-1.0, 1.0, 1.0], device=images.device)
         other = images[..., SKELETONS[images.shape[3]].mirrored, :]
+        # A joint may be absent on one side only, so what is absent moves too.
         moved = torch.where((other != 0).any(-1, keepdim=True), other * sign + middle * (1 - sign), 0)
         return torch.where(parameters.view(-1, 1, 1, 1, 1) > 0, moved, images)
-
-    def apply_batch(self, batch: Batch, parameters: Tensor) -> Batch:
-        # A joint may be absent on one side only, so what is absent moves too.
-        frames = batch.sequences
-        joints = frames.unflatten(-1, (*bodies_of(frames.shape[-1]), COORDINATES))
-        return batch._replace(sequences=self.apply(joints, parameters.to(frames.device)).flatten(2))
 
 
 @dataclass(frozen=True)
@@ -98,23 +91,27 @@ class Speed(SequenceOperation):
     def draw(self, count: int, height: int, width: int, generator: torch.Generator | None) -> Tensor:
         return uniform_between(self.low, self.high, count, generator)
 
+    def apply(self, images: Tensor, parameters: Tensor) -> Tensor:
+        """The frames at `parameters`, places in the sequence that need not be whole.
+
+        Shapes: images (n, frames, coordinates), parameters (n, frames).
+        """
+        low = parameters.floor().long()
+        one, other = (
+            images.gather(1, rows.unsqueeze(-1).expand_as(images)) for rows in (low, parameters.ceil().long())
+        )
+        # A body that comes or goes is not drawn halfway to the origin.
+        mixed = one + (parameters - low).unsqueeze(-1) * (other - one)
+        return torch.where((one != 0) & (other != 0), mixed, one)
+
     def apply_batch(self, batch: Batch, parameters: Tensor) -> Batch:
         frames, lengths, speed = batch.sequences, batch.lengths, parameters.to(batch.sequences.device)
         assert lengths is not None
         steps = torch.arange(frames.shape[1], device=frames.device)
         made = (lengths / speed.squeeze(1)).round().long().clamp(1, frames.shape[1])
         places = (steps * speed).minimum((lengths - 1).unsqueeze(1).to(speed))
-        low = places.floor().long()
-        high, share = (low + 1).minimum(lengths.unsqueeze(1) - 1), (places - low).unsqueeze(-1)
-
-        def at(rows: Tensor) -> Tensor:
-            return frames.gather(1, rows.unsqueeze(-1).expand_as(frames))
-
-        one, other = at(low), at(high)
-        # A body that comes or goes is not drawn halfway to the origin.
-        mixed = torch.where((one != 0) & (other != 0), one + share * (other - one), one)
         valid = (steps < made.unsqueeze(1)).unsqueeze(-1)
-        return batch._replace(sequences=mixed * valid, lengths=made)
+        return batch._replace(sequences=self.apply(frames, places) * valid, lengths=made)
 
 
 @dataclass(frozen=True)
@@ -132,4 +129,5 @@ class JointNoise(SequenceOperation):
         return self.amount * torch.randn(count, height, width, generator=generator)
 
     def apply(self, images: Tensor, parameters: Tensor) -> Tensor:
-        return images + parameters.view_as(images)
+        there, _ = _present(images)
+        return (images + parameters.view_as(images)) * there
