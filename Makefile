@@ -42,7 +42,7 @@ demo: $(VENV)/.base  ## train on 1,797 digits, evaluate, and draw an explanation
 	$(BIN)/mereo demo
 
 test: $(VENV)/.dev  ## style, types, layering, documentation, and the tests of a few seconds (about ten minutes)
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint types imports docs
+	@$(MAKE) --no-print-directory --jobs 2 lint types imports docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -m "not long" $(TESTS)
 
 test-all: test  ## also long tests and TRIES random hostile inputs (forty minutes); CI runs it with TRIES=1000

@@ -22,7 +22,8 @@ def triplet_loss(embeddings: Tensor, values: Tensor, margin: float = 0.2) -> Ten
 
     L = mean_{a, p, n} max(0, m - e_a e_p + e_a e_n),   v_p = v_a, p != a,   v_n != v_a
 
-    Without a triplet the loss is 0.
+    Without a triplet the loss is 0. All triplets are compared at once, so that memory grows with the cube of the batch:
+    a number for each, 4 MB for 100 images and 4 GB for 1,000.
 
     Args:
         embeddings: of length one.

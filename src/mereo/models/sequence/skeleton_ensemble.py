@@ -5,6 +5,7 @@ Cost: 0.2 G multiply-adds for each network at 300 frames of 150 coordinates; lin
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
@@ -132,8 +133,9 @@ class SequenceClassifier(Network):
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
         return self.forward_head(self.forward_features(inputs, lengths))
 
+    @abstractmethod
     def forward_features(self, inputs: Tensor, lengths: Tensor | None = None) -> Any:
-        raise NotImplementedError
+        """What the head reads, from sequences and their numbers of frames."""
 
     def trained_scores(self, features: Any) -> Tensor:
         """Log probabilities whose cross-entropies are added up in a training: (batch, losses, classes)."""
