@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -152,12 +152,12 @@ class Classification(Task):
     """Scores for classes. An image of several objects is correct if all of them are predicted."""
 
     name = "classification"
-    requires = ("images", "labels")
+    requires: ClassVar[tuple[str, ...]] = ("images", "labels")
     chooses = ("accuracy", "max")
     is_share = True
     scores_classes = True
     # Capsules on small maps learn shapes, textures and numbers of things too slowly.
-    colour_model = "resnet14_64"
+    colour_model: ClassVar[str | None] = "resnet14_64"
     losses = LOSSES
 
     @property

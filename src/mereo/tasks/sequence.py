@@ -42,9 +42,9 @@ class SequenceClasses(Classification):
     """Scores of classes for sequences of joints."""
 
     name = "sequence"
-    requires: ClassVar[tuple[str, ...]] = ("sequences", "lengths", "labels")  # type: ignore[assignment]
+    requires = ("sequences", "lengths", "labels")
     input_kinds = ("sequences",)
-    colour_model: ClassVar[str | None] = None  # type: ignore[assignment]
+    colour_model = None
     losses = ("cross_entropy",)
     unit = "sequences"
     example_model = "skeleton_ensemble_small"
