@@ -34,11 +34,11 @@ def after(model: SequenceModel, count: int) -> SequenceState:
     return state
 
 
-def numbers_of(state: Any) -> int:
+def bytes_of(state: Any) -> int:
     """Bytes of all tensors in nested tuples."""
     if isinstance(state, torch.Tensor):
         return state.numel() * state.element_size()
-    return sum(map(numbers_of, state)) if isinstance(state, tuple) else 0
+    return sum(map(bytes_of, state)) if isinstance(state, tuple) else 0
 
 
 @torch.inference_mode()
@@ -57,9 +57,10 @@ def run(settings: Settings) -> dict[str, Any]:
                 began = time.process_time()
                 _, following = model.step(token, state)
                 taken.append(time.process_time() - began)
-            row[f"{name}, bytes"] = numbers_of(following.blocks)
+            row[f"{name}, bytes"] = bytes_of(following.blocks)
             row[f"{name}, ms a token"] = 1000 * statistics.median(taken)
-        settings.say(f"{count} tokens: {row}")
+        times = (f"{name} {row[f'{name}, ms a token']:.1f} ms a token" for name in MODELS)
+        settings.say(f"{count:,} tokens: {', '.join(times)}")
         rows.append(row)
     figure = new_figure(7.6, 3.0)
     for axes, (what, label) in zip(
