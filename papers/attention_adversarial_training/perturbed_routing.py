@@ -30,9 +30,9 @@ from papers.common.settings import Settings
 
 NAMES: tuple[str, ...] = ("none", "at", "iat", "vat")
 EPS, EPOCHS, BATCH, IMAGES, TESTED = 2.0, 10, 32, 240, 400
-ATTACKED, PROBED, QUERIES = 100, 40, 500
+ATTACKED, PROBED, QUERIES = 200, 80, 500
 """Images that are attacked, correctly classified images of the check of masking, and queries of Square."""
-FARTHER = 0.05
+FARTHER = 0.08
 """Largest change of a pixel that leaves about half of the images correct."""
 NOISE = (1.0,)
 

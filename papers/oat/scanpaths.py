@@ -20,7 +20,7 @@ from mereo.tasks.scanpaths import Scanned, ScanpathsObjective, fixations_of
 from mereo.tasks.shelf_pictures import draw_shelves
 from papers.common.settings import Settings
 
-STEPS, BATCH, RATE, SCENES, TESTED = 3000, 50, 3e-3, 20000, 150
+STEPS, BATCH, RATE, SCENES, TESTED = 400, 50, 3e-3, 2000, 150
 SAMPLES, FEWER, SHOWN = 100, 5, 4
 """Sampled paths of a scene, of one on a new layout, and scenes of the picture."""
 LAYOUTS = {"4 x 5": Layout(4, 5), "3 x 6": Layout(3, 6), "5 x 4": Layout(5, 4), "4 x 5 with gaps": Layout(4, 5, 8)}

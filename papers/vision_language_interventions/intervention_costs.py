@@ -29,6 +29,7 @@ def run(settings: Settings) -> dict[str, Any]:
     token = text_rows(torch.full((1, 1), DESCRIBE))
     cases: dict[str, Callable[[Any], Any]] = {
         "plain": lambda model: nullcontext(),
+        "plain, a copy": lambda model: nullcontext(),
         "redistribution": lambda model: redistribute_visual_attention(model, dims=[0], rho=0.0),
         "paint": paint,
         "vision-aware heads, chosen": vision_aware_heads,
