@@ -2,7 +2,7 @@
 
 Source: arXiv:2503.03321, whose text was not available: two public summaries give its equations. Arguments of the public
 code MICV-yonsei/VisAttnSink are mapped below.
-Cost: two masked sums over the rows of the couplings that belong to text behind the image; nothing to learn.
+Cost: four products and one sum over the rows of the couplings that belong to text behind the image; nothing to learn.
 """
 
 import warnings
