@@ -45,13 +45,8 @@ show("sinks", partial(redistribute_visual_attention, layers=[1, 2], dims=[0]))
 #
 # ## The same by hand
 #
-# `mereo.record` keeps attention, as `run_with_cache` of TransformerLens and `.save()` of nnsight do; `mereo.intervene`
-# changes it by functions, as `run_with_hooks` does, and an assignment inside a trace of nnsight. In their words:
-#
-# - `trace["blocks.1.coupling"]` is `cache["blocks.1.attn.hook_pattern"]`, or `layer.output.save()`;
-# - `mereo.intervene(model, {name: function})` is `model.run_with_hooks(tokens, fwd_hooks=[(name, function)])`, or
-#   `layer.output[:] = function(layer.output)`;
-# - `mereo.intervene(model, scores={name: function})` is the same with the hook `attn.hook_attn_scores`.
+# `mereo.record` keeps attention, and `mereo.intervene` changes it, or scores, by functions. [One edit in three
+# libraries](same_edit.md) has the same beside TransformerLens and nnsight.
 
 # %%
 scene = scene_of("fork, cat", 0)

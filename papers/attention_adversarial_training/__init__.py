@@ -26,12 +26,12 @@ PAPER = Paper(
             constants=CONSTANTS,
         ),
         "perturbed_routing": Experiment(
-            "Does perturbing couplings regularise routing?",
+            "Does perturbing couplings regularise routing, and does it make it robust?",
             "ours",
             "papers.attention_adversarial_training.perturbed_routing",
             USES,
             data="fashion_mnist",
-            constants=CONSTANTS,
+            constants={**CONSTANTS, "NAMES": ("none",), "PROBED": 4, "QUERIES": 5},
         ),
     },
 )

@@ -8,7 +8,7 @@ from mereo.inference.evaluate import prepare_batch
 from papers.attention_adversarial_training.networks import (
     PooledPatches,
     accuracy,
-    accuracy_under_apgd,
+    accuracy_under,
     accuracy_with_noise,
     adversary,
     area_under_curve,
@@ -45,7 +45,7 @@ def run(settings: Settings) -> dict[str, Any]:
                 {
                     "accuracy %": accuracy(scores, test.labels),
                     "AUC %": area_under_curve(scores, test.labels),
-                    "APGD %": accuracy_under_apgd(model, test, ATTACKED),
+                    "APGD %": accuracy_under("apgd", model, test, ATTACKED),
                     f"noise {NOISE[0]:g} %": accuracy_with_noise(model, test, NOISE[0], seed),
                 }
             )

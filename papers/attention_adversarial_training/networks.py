@@ -156,10 +156,12 @@ def accuracy_with_noise(model: VisionModel, batch: Batch, deviation: float, seed
         return accuracy(model(prepare_batch(batch, model.pretrained_cfg).images), batch.labels)
 
 
-def accuracy_under_apgd(model: VisionModel, batch: Batch, count: int) -> float:
-    """Accuracy on the first images under APGD."""
+def accuracy_under(
+    name: str, model: VisionModel, batch: Batch, count: int, epsilon: float = EPSILON, steps: int = STEPS
+) -> float:
+    """Accuracy on the first images under an attack."""
     images, labels = batch.images[:count], batch.labels[:count]
-    attacked = attack("apgd", model, images, labels, EPSILON, steps=STEPS)
+    attacked = attack(name, model, images, labels, epsilon, steps=steps)
     with torch.no_grad():
         return accuracy(model(prepare_batch(Batch(attacked, labels), model.pretrained_cfg).images), labels)
 

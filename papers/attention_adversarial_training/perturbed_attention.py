@@ -11,7 +11,7 @@ from mereo.pictures import new_figure, save_figure
 from papers.attention_adversarial_training.networks import (
     PooledPatches,
     accuracy,
-    accuracy_under_apgd,
+    accuracy_under,
     accuracy_with_noise,
     adversary,
     agreement,
@@ -51,7 +51,7 @@ def run(settings: Settings) -> dict[str, Any]:
                 {
                     "accuracy %": accuracy(scores, test.labels),
                     "AUC %": area_under_curve(scores, test.labels),
-                    "APGD %": accuracy_under_apgd(model, test, ATTACKED),
+                    "APGD %": accuracy_under("apgd", model, test, ATTACKED),
                     "Pearson": pearson,
                     "Kendall": kendall,
                 }

@@ -12,7 +12,7 @@ PAPER = Paper(
             "Which methods of saliency find the object, depend on its class, and pass checks, at which depth?",
             "arXiv:2004.02866, sections 4 and 5; images and networks are ours",
             "papers.normgrad.saliency_methods",
-            frozenset({"images"}),
+            frozenset({"images", "variants"}),
             smallest={"images": 3},
             constants=SMALL,
         ),

@@ -29,7 +29,7 @@ from mereo.tasks.interval import wilson_interval
 from papers.common.settings import Settings
 from papers.normgrad.two_shapes import NAMES, Scenes, make_scenes, networks, train
 
-TRAIN, STEPS, BATCH = 4000, {"CNN": 700, "ViT": 1000, "MSPCaps": 500}, 32
+TRAIN, STEPS, BATCH = 4000, {"CNN": 700, "ViT": 4000, "MSPCaps": 500}, 32
 """Training images, steps of each network, and images of a step."""
 EVERY = tuple(METHODS)
 IMAGES, CHECKED, PASSES = 100, 24, 8
@@ -111,7 +111,7 @@ def run(settings: Settings) -> dict[str, Any]:
     """Train the networks, and take every method to their maps."""
     scenes = make_scenes(settings.images or IMAGES, 1)
     training = make_scenes(TRAIN, 0)
-    models = {name: model for name, model in networks().items() if name in STEPS}
+    models = {name: model for name, model in networks().items() if name in settings.chosen(STEPS)}
     facts, by_depth, by_method, moved = (list[dict[str, Any]]() for _ in range(4))
     for name, model in models.items():
         train(model, training, STEPS[name], BATCH)
@@ -133,19 +133,19 @@ def run(settings: Settings) -> dict[str, Any]:
     _draw(models, scenes, settings)
     chance = 100 * float(torch.stack([(scenes.masks == n + 1).double().mean((1, 2))[scenes.present[:, n]].mean()
                                       for n in range(len(NAMES)) if scenes.present[:, n].any()]).mean())  # fmt: skip
-    return {
-        "tables": {
-            "networks": facts,
-            "by depth: hits %, and correlation of the maps for the most and least probable class": by_depth,
-            "all methods at their own layer": by_method,
-            f"class correlation after a step of {META:g}": moved,
-            "virtual layers of the CNN against its own convolutions": _virtual(models["CNN"], scenes.images[:CHECKED]),
-        },
-        "notes": [
-            f"The shapes asked for cover {chance:.1f} % of their images: random pixels hit as often, or a little more."
-        ],
-        "pictures": [PICTURE],
+    tables = {
+        "networks": facts,
+        "by depth: hits %, and correlation of the maps for the most and least probable class": by_depth,
+        "all methods at their own layer": by_method,
+        f"class correlation after a step of {META:g}": moved,
     }
+    if "CNN" in models:
+        title = "virtual layers of the CNN against its own convolutions"
+        tables[title] = _virtual(models["CNN"], scenes.images[:CHECKED])
+    notes = [
+        f"The shapes asked for cover {chance:.1f} % of their images: random pixels hit as often, or a little more."
+    ]
+    return {"tables": tables, "notes": notes, "pictures": [PICTURE]}
 
 
 def _virtual(model: VisionModel, images: Tensor) -> list[dict[str, Any]]:

@@ -31,6 +31,7 @@ def test_a_coarse_grid_larger_than_the_fine(fine: tuple[int, int], coarse: tuple
 def test_causal_pairs_are_those_up_to_each_receiver() -> None:
     assert Causal().allowed(3, 3).tolist() == [[True, False, False], [True, True, False], [True, True, True]]
     assert Causal().allowed(1, 4).all(), "the newest token hears the whole past"
+    assert Causal().restrict(None, 1, 4, torch.device("cpu")) is None
     assert Causal().allowed(2, 4).tolist() == [[True, True, True, False], [True] * 4]
     with pytest.raises(UsageError, match="2 senders for 3 receivers"):
         Causal().allowed(3, 2)

@@ -71,6 +71,14 @@ def test_two_hundred_rows_by_loops() -> None:
     assert torch.equal(redistribute(couplings, visual, sinks & ~visual, everything, **given), couplings)
 
 
+def test_gradients_are_finite_where_nothing_but_sinks_is_attended_to() -> None:
+    rows = torch.tensor([[0.5, 0, 0.5, 0, 0, 0, 0], [0.3, 0.1, 0.2, 0.2, 0.1, 0.05, 0.05]]).requires_grad_()
+    found = redistribute(rows.view(1, 1, 2, 7), VISUAL, SINKS, torch.tensor([[True, True]]), rho=0.0, take=0.4)
+    assert torch.equal(found[0, 0, 0], rows[0])
+    (slope,) = torch.autograd.grad(found.square().sum(), rows)
+    assert slope.isfinite().all() and torch.equal(slope[0], 2 * rows[0])
+
+
 def test_sink_values_are_free_of_scale_and_bounded() -> None:
     x = torch.randn(3, 5, 48)
     torch.testing.assert_close(sink_values(x, [1, 2]), sink_values(3e3 * x, [1, 2]), rtol=1e-4, atol=0)

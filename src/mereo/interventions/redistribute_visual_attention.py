@@ -2,13 +2,13 @@
 
 Source: arXiv:2503.03321, whose text was not available: two public summaries give its equations. Arguments of the public
 code MICV-yonsei/VisAttnSink are mapped below.
-Cost: two masked sums over the rows of the couplings that belong to text behind the image; nothing to learn.
+Cost: four products and one sum over the rows of the couplings that belong to text behind the image; nothing to learn.
 """
 
 import warnings
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,10 @@ SHARE = 0.3125
 """tau as a share of sqrt(D), the largest sink value: 20 at the 4,096 dimensions for which the paper chose it."""
 FIRST, NONE = 2, 2**31
 """The layer before which there are no sinks yet; a row behind all others."""
+LEAST = 1e-12
+"""Attention to image tokens that are no sinks, below which a row stays as it is."""
+SPARE = 64
+"""Generated tokens for which vectors of senders are extended at once."""
 
 
 def sink_values(hidden: Tensor, dims: Collection[int]) -> Tensor:
@@ -66,32 +70,44 @@ def redistribute(
     Shapes: couplings (batch, heads, queries, senders), visual and sinks bool (batch, senders), text bool (batch,
         queries) -> the shape of couplings.
     """
-    return _moved(couplings, _kinds(visual, sinks).to(accumulation_type(couplings)), text, rho, take, min_visual)
+    rule = _Rule.of(visual, sinks, accumulation_type(couplings), rho, take, min_visual)
+    return _moved(couplings, rule, text)
 
 
-def _kinds(visual: Tensor, sinks: Tensor) -> Tensor:
-    """Image tokens, image tokens that are no sinks, and sinks of samples that have one in the image, as numbers.
+class _Rule(NamedTuple):
+    """The choice of heads and the change of rows as products of a row with a few vectors.
 
-    Shapes: bool (batch, senders) twice -> float (batch, 1, senders, 3).
+    Attributes:
+        vectors: of the senders: image tokens; image tokens that are no sinks, less rho of all; image tokens that are no
+            sinks; and -take for sinks of samples that have one in the image: (batch, 1, 4, senders).
+        limits: the least products of a row that is changed, (4,).
     """
-    holes = sinks & (visual & sinks).any(1, keepdim=True)
-    return torch.stack((visual, visual & ~sinks, holes), -1).unsqueeze(1).float()
+
+    vectors: Tensor
+    limits: Tensor
+
+    @classmethod
+    def of(
+        cls, visual: Tensor, sinks: Tensor, dtype: torch.dtype, rho: float, take: float, min_visual: float
+    ) -> "_Rule":  # fmt: skip
+        holes = sinks & (visual & sinks).any(1, keepdim=True)
+        seen, good = visual.to(dtype), (visual & ~sinks).to(dtype)
+        vectors = torch.stack((seen, good - rho * seen, good, -take * holes), 1).unsqueeze(1)
+        return cls(vectors, vectors.new_tensor([min_visual, 0, LEAST, -torch.inf]))
 
 
-def _moved(
-    couplings: Tensor, kinds: Tensor, text: Tensor | None, rho: float, take: float, min_visual: float
-) -> Tensor:  # fmt: skip
-    """`redistribute`, for `_kinds` of the senders; with no `text` every query may be changed."""
-    wide = couplings.to(kinds.dtype)
-    mass, good, held = (wide @ kinds).split(1, -1)
-    # A sample without a sink in the image holds nothing and stays as it is.
-    chosen = (mass >= min_visual) & (good >= rho * mass) & (good > 0) & (held > 0)
+def _moved(couplings: Tensor, rule: _Rule, text: Tensor | None) -> Tensor:
+    """`redistribute`; with no `text` every query may be changed. Decoding repeats it, so it has few operations."""
+    vectors = rule.vectors
+    wide = couplings.to(vectors.dtype)
+    products = wide @ vectors.mT
+    chosen = (products >= rule.limits).all(-1, keepdim=True)
     if text is not None:
         chosen = chosen & text[:, None, :, None]
-    # Other divisors are 1, as a gradient through a division by zero is not finite.
-    given = chosen * take * held / good.masked_fill(~chosen, 1)
-    change = torch.cat((given, -take * chosen), -1) @ kinds[..., 1:].mT
-    return (wide * (1 + change)).to(couplings.dtype)
+    # The divisor is never 0, as a gradient through a division by zero is not finite.
+    given = products[..., 3:] / products[..., 2:3].clamp(min=LEAST)
+    change = torch.addcmul(vectors[:, :, 3:], given, vectors[:, :, 2:3], value=-1)
+    return torch.where(chosen, torch.addcmul(wide, wide, change), wide).to(couplings.dtype)
 
 
 def find_sink_dimensions(
@@ -133,10 +149,12 @@ def _norm(layer: Layer) -> nn.Module:
 class _Sinks:
     """The sinks of each layer, found when the prompt is read."""
 
-    def __init__(self, model: nn.Module, reading: Reading, dims: Collection[int] | None, tau: float | str) -> None:
-        self.model, self.reading, self.dims, self.tau = model, reading, dims, tau
+    def __init__(
+        self, model: nn.Module, reading: Reading, dims: Collection[int] | None, tau: float | str, **choice: float
+    ) -> None:
+        self.model, self.reading, self.dims, self.tau, self.choice = model, reading, dims, tau, choice
         self.entering: dict[str, Tensor] = {}
-        self.found: dict[str, Tensor] = {}
+        self.found: dict[str, _Rule] = {}
         self.busy = False
 
     def hook(self, layer: Layer) -> Any:
@@ -163,8 +181,8 @@ class _Sinks:
 
         return self.model.register_forward_pre_hook(find, with_kwargs=True)
 
-    def kinds(self, call: Call) -> Tensor:
-        """`_kinds` of the senders. Generated tokens are neither sinks nor of the image."""
+    def rule(self, call: Call) -> _Rule:
+        """The rule for the senders of a call. Generated tokens are neither sinks nor of the image."""
         batch, _, _, senders = call.scores.shape
         hidden = self.entering[call.name]
         if hidden.shape[1] == senders:
@@ -173,12 +191,13 @@ class _Sinks:
                 raise UsageError(f"dims hold {wrong[0]}; the hidden states have {part.shape[-1]} dimensions.")
             values = sink_values(part, dims) if dims else part.new_zeros(part.shape[:2])
             sinks = (values >= threshold(self.tau, part.shape[-1])) & bool(dims)
-            made = _kinds(self.reading.image_tokens(self.reading.prompt, batch), sinks)
-            self.found[call.name] = made.to(accumulation_type(call.scores))
+            visual = self.reading.image_tokens(self.reading.prompt, batch)
+            self.found[call.name] = _Rule.of(visual, sinks, accumulation_type(call.scores), **self.choice)
         found = self.found[call.name]
-        if found.shape[2] < senders:
-            found = self.found[call.name] = nn.functional.pad(found, (0, 0, 0, senders - found.shape[2]))
-        return found
+        if found.vectors.shape[-1] < senders:
+            longer = nn.functional.pad(found.vectors, (0, senders + SPARE - found.vectors.shape[-1]))
+            found = self.found[call.name] = _Rule(longer, found.limits)
+        return _Rule(found.vectors[..., :senders], found.limits)
 
 
 @mechanism(
@@ -238,7 +257,7 @@ def redistribute_visual_attention(
     if take == 0 or rho > 1 or min_visual > 1:
         yield
         return
-    sinks = _Sinks(model, reading, dims, tau)
+    sinks = _Sinks(model, reading, dims, tau, rho=rho, take=take, min_visual=min_visual)
 
     # The first text behind the image of any sample.
     ends = (reading.visual * torch.arange(1, reading.visual.shape[1] + 1, device=reading.visual.device)).amax(1)
@@ -248,11 +267,11 @@ def redistribute_visual_attention(
         if sinks.busy:
             return couplings
         batch, _, queries, senders = couplings.shape
-        kinds, text = sinks.kinds(call), None
+        rule, text = sinks.rule(call), None
         if senders - queries < last:
             text = torch.arange(senders - queries, senders, device=couplings.device) >= ends.unsqueeze(1)
             text = text.expand(batch, -1)
-        return _moved(couplings, kinds, text, rho, take, min_visual)
+        return _moved(couplings, rule, text)
 
     def editor(name: str) -> RowEditor:
         return RowEditor(

@@ -80,8 +80,11 @@ class Topology(ABC):
         """The tiles in groups that are computed together, such as those with about the same number of senders."""
         return (self.tiles(receivers, senders, device),)
 
-    def restrict(self, mask: Tensor | None, receivers: int, senders: int, device: torch.device) -> Tensor:
-        """A mask broadcastable to (batch, heads, receivers, senders), without the pairs that are not allowed."""
+    def restrict(self, mask: Tensor | None, receivers: int, senders: int, device: torch.device) -> Tensor | None:
+        """A mask broadcastable to (batch, heads, receivers, senders), without the pairs that are not allowed.
+
+        None if there is no mask, and all pairs are allowed.
+        """
         allowed = self.allowed(receivers, senders, device)
         return allowed if mask is None else mask & allowed
 
@@ -261,6 +264,10 @@ class Causal(Topology):
     ) -> Tensor:
         count, length = self._sizes(receivers, senders)
         return torch.ones(count, length, dtype=torch.bool, device=device).tril(length - count)
+
+    def restrict(self, mask: Tensor | None, receivers: int, senders: int, device: torch.device) -> Tensor | None:
+        one = receivers == 1 and senders > 0  # a newest token, as in decoding, attends to all
+        return mask if one else super().restrict(mask, receivers, senders, device)
 
     def _sizes(self, receivers: int | None, senders: int | None) -> tuple[int, int]:
         counts = super()._sizes(receivers, senders)
