@@ -4,7 +4,6 @@ The networks are the runs `routed` and `unrouted` of kiefer_routing where they a
 is given; else two narrow ones are trained first.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,10 @@ from mereo.errors import UsageError
 from mereo.generative.predictive_coding import Inference, infer, label_energies
 from mereo.models import CapsuleClassifier, load
 from mereo.runtime.device import choose_device
-from mereo.runtime.text import duration
 from mereo.training.config import TrainConfig
 from mereo.training.run_folder import RunFolder
 from mereo.training.studies import Study, Variant, finish_runs, plan_runs
+from papers.common.fitting import progress
 from papers.common.settings import Settings
 from papers.common.studies import configurations
 from papers.kiefer_generative_capsules.inference_pictures import draw_activity, draw_energy
@@ -71,7 +70,7 @@ def run(settings: Settings) -> dict[str, Any]:
     count = settings.images or (IMAGES if own or device.type != "cpu" else FEW)
     batch = take_test_images(unrouted, str(settings.data), settings.data_root, count, device)
     inferences = {
-        name: infer(unrouted, batch.images, batch.labels, steps=STEPS, **how, progress=_progress(settings.say, name))
+        name: infer(unrouted, batch.images, batch.labels, steps=STEPS, **how, progress=progress(settings.say, name))
         for name, (how, _) in CONDITIONS.items()
     }
     with torch.no_grad():
@@ -141,25 +140,10 @@ def _accuracies(
 ) -> list[dict[str, Any]]:
     rows = [{"classifier": name, "%": _percent(lengths(p), batch.labels)} for name, p in forward.items()]
     for title, penalty in (("ten clamped labels", 0.0), ("ten clamped labels, L1", PENALTY)):
-        energies = label_energies(unrouted, batch.images, steps=STEPS, penalty=penalty, progress=_progress(say, title))
+        energies = label_energies(unrouted, batch.images, steps=STEPS, penalty=penalty, progress=progress(say, title))
         rows.append({"classifier": title, "%": _percent(-energies, batch.labels)})
     return rows
 
 
 def _percent(scores: Tensor, labels: Tensor) -> float:
     return 100 * (scores.argmax(1) == labels).float().mean().item()
-
-
-def _progress(say: Callable[[str], None], title: str) -> Callable[[int, int], None]:
-    """Prints every ten seconds how many steps of a descent are done, and the time left."""
-    began = last = time.monotonic()
-
-    def show(done: int, total: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last > 10 or done == total:
-            last = now
-            left = duration((now - began) * (total - done) / done)
-            say(f"{title}: {done:,} of {total:,} steps" + ("" if done == total else f", {left} left"))
-
-    return show
