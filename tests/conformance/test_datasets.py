@@ -37,8 +37,8 @@ def test_its_facts_are_valid(info: DatasetInfo) -> None:
 def test_it_is_read_from_a_file_of_its_own(info: DatasetInfo) -> None:
     reader = info.wrap or info.read or info.load
     assert reader is not None
-    if isinstance(reader, partial):  # of sets of points, which differ in their answers
-        reader = reader.keywords.get("answers", reader.func)
+    if isinstance(reader, partial):  # of made samples: sets differ in their answers, samples or options
+        reader = reader.keywords.get("answers", reader.keywords.get("sample", info.configure or reader.func))
     home = inspect.getfile(reader)
     assert Path(home).stem == info.name and Path(home).parent.name == "sets"
 
