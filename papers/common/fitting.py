@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from mereo.data import Augmentation, Batch
 from mereo.data.images import Images
@@ -48,6 +49,22 @@ def fit(
         history.append(total / len(images))
         say(f"{title}: epoch {epoch + 1}/{epochs}, loss {history[-1]:.4f}")
     return history
+
+
+def follow(schedule: LRScheduler, loss: Tensor, clip: float | None = None) -> None:
+    """One step of a schedule and of its optimiser.
+
+    Args:
+        loss: whose gradients are taken.
+        clip: the largest norm of all gradients.
+    """
+    optimizer = schedule.optimizer
+    optimizer.zero_grad()
+    loss.backward()
+    if clip is not None:
+        torch.nn.utils.clip_grad_norm_((p for group in optimizer.param_groups for p in group["params"]), clip)
+    optimizer.step()
+    schedule.step()
 
 
 def progress(say: Callable[[str], None], title: str) -> Callable[[int, int], None]:

@@ -16,7 +16,6 @@ from mereo.data import Batch
 from mereo.errors import UsageError
 from mereo.generative.predictive_coding import Inference, infer, label_energies
 from mereo.models import CapsuleClassifier, load
-from mereo.runtime.device import choose_device
 from mereo.training.config import TrainConfig
 from mereo.training.run_folder import RunFolder
 from mereo.training.studies import Study, Variant, finish_runs, plan_runs
@@ -63,7 +62,7 @@ NOTES = [
 
 def run(settings: Settings) -> dict[str, Any]:
     """Two pictures and two tables on some test images."""
-    device = choose_device(settings.device or "auto")
+    device = settings.chosen_device()
     folders = _networks(settings)
     routed, unrouted = (_load(folders[name].last, device) for name in ("routed", "unrouted"))
     own = folders["unrouted"].path.is_relative_to(settings.folder)
@@ -103,7 +102,7 @@ def _load(path: Path, device: torch.device) -> CapsuleClassifier:
 
 def _networks(settings: Settings) -> dict[str, RunFolder]:
     """The runs of the routed and the unrouted network, which are trained if they do not exist."""
-    asked = {name: value for name in TRAINING if (value := getattr(settings, name)) is not None}
+    asked = settings.given(TRAINING)
     output = str(settings.folder.parent)
     plan = ("kiefer_routing", KIEFER_ROUTING, 1, output, {"data": settings.data}, list(NETWORKS.variants))
     published = _folders(configurations(*plan))
