@@ -20,9 +20,10 @@ from mereo.training.config import TrainConfig
 from mereo.training.run_folder import RunFolder
 from mereo.training.studies import Study, Variant, finish_runs, plan_runs
 from papers.common.fitting import progress
+from papers.common.pictures import draw_curves
 from papers.common.settings import Settings
 from papers.common.studies import configurations
-from papers.kiefer_generative_capsules.inference_pictures import draw_activity, draw_energy
+from papers.kiefer_generative_capsules.inference_pictures import draw_activity
 from papers.kiefer_generative_capsules.sparsity import hoyer_sparsity, winner_share
 from papers.kiefer_generative_capsules.studies import KIEFER_ROUTING
 from papers.kiefer_generative_capsules.test_images import take_test_images
@@ -80,7 +81,12 @@ def run(settings: Settings) -> dict[str, Any]:
     poses = {**forward, **{name: inference.classes for name, inference in inferences.items()}}
     shown = {name: p[0].cpu() for name, p in poses.items() if "proximal" not in name}
     draw_activity(batch.images[0].cpu(), int(batch.labels[0]), shown, settings.folder / PICTURES[0])
-    draw_energy({name: f.energy.mean(0).tolist() for name, f in inferences.items()}, settings.folder / PICTURES[1])
+    energies = [(name, f.energy.mean(0).tolist()) for name, f in inferences.items()]
+    draw_curves(
+        {f"{name}: {values[0]:.2f} to {values[-1]:.2f}": dict(enumerate(values)) for name, values in energies},
+        "step", "mean energy of an image", settings.folder / PICTURES[1], size=(8.4, 3.8), marker="",
+        legend={"fontsize": 8, "loc": "upper left", "bbox_to_anchor": (1, 1)}, yscale="log",
+    )  # fmt: skip
     where = f"{len(batch.labels)} test images"
     return {
         "networks": {name: str(folder.path) for name, folder in folders.items()},
