@@ -1,6 +1,7 @@
 """All papers, and their declarations by name. This module imports no torch."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -62,7 +63,11 @@ NAMES = (
 """The folders of the papers."""
 
 PAPERS: Mapping[str, Paper] = {name: import_module(f"papers.{name}").PAPER for name in NAMES}
-EXPERIMENTS: Mapping[str, Experiment] = {name: e for paper in PAPERS.values() for name, e in paper.experiments.items()}
+EXPERIMENTS: Mapping[str, Experiment] = {
+    name: replace(experiment, module=experiment.module or f"papers.{folder}.{name}")
+    for folder, paper in PAPERS.items()
+    for name, experiment in paper.experiments.items()
+}
 STUDIES: Mapping[str, "Study"] = {name: study for paper in PAPERS.values() for name, study in paper.studies.items()}
 SUITES: Mapping[str, str] = {name: place for paper in PAPERS.values() for name, place in paper.suites.items()}
 """The benchmark suites, name -> module:attribute."""

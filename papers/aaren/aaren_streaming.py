@@ -1,7 +1,7 @@
 """A stream of tokens through Aaren and through causal attention: what is kept, and the time of a token."""
 
-import statistics
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from mereo.models import create_model
 from mereo.models.sequence.causal_transformer import KeyValueState
 from mereo.models.sequence_model import SequenceModel, SequenceState
 from mereo.pictures import new_figure, save_figure
+from mereo.runtime.turns import median_seconds
 from papers.common.settings import Settings
 
 TOKENS, REPEATS = (1024, 4096, 16384, 65536), 21
@@ -52,13 +53,9 @@ def run(settings: Settings) -> dict[str, Any]:
         row: dict[str, Any] = {"tokens": count}
         for name, model in made.items():
             assert isinstance(model, SequenceModel)
-            state, token, taken = after(model, count), torch.zeros(1, dtype=torch.long), list[float]()
-            for _ in range(REPEATS):
-                began = time.process_time()
-                _, following = model.step(token, state)
-                taken.append(time.process_time() - began)
-            row[f"{name}, bytes"] = bytes_of(following.blocks)
-            row[f"{name}, ms a token"] = 1000 * statistics.median(taken)
+            step = partial(model.step, torch.zeros(1, dtype=torch.long), after(model, count))
+            row[f"{name}, bytes"] = bytes_of(step()[1].blocks)
+            row[f"{name}, ms a token"] = 1000 * median_seconds({name: step}, REPEATS, time.process_time)[name]
         times = (f"{name} {row[f'{name}, ms a token']:.1f} ms a token" for name in MODELS)
         settings.say(f"{count:,} tokens: {', '.join(times)}")
         rows.append(row)

@@ -13,6 +13,7 @@ from mereo.layers import DecoderBlock
 from mereo.mechanisms.attention import MultiHeadAttention
 from mereo.mechanisms.scan import Aaren
 from mereo.pictures import new_figure, save_figure
+from mereo.training.step import descend
 from papers.common.settings import Settings
 
 DIM, DEPTH, HEADS, HIDDEN, TOKENS = 32, 2, 4, 64, 48
@@ -201,13 +202,9 @@ def train(mixer: str, name: str, seed: int, epochs: int, settings: Settings) -> 
     model = Stack(mixer, task.channels, task.outputs)
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
     for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = RATE * (1 + math.cos(math.pi * step / steps)) / 2
         examples = task.make(BATCH, draws)
-        loss = task.loss(model(examples.inputs), examples.wanted)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        rate = RATE * (1 + math.cos(math.pi * step / steps)) / 2
+        descend(optimizer, rate, task.loss(model(examples.inputs), examples.wanted))
     found = figure_of(model.eval(), name)
     settings.say(f"{name}, {mixer}, seed {seed}: {task.measure} {found:.4f}")
     return found

@@ -9,8 +9,7 @@ PAPER = Paper(
         "capsule_directions": Experiment(
             "Does an affine change of the image move the capsule of its class along one direction?",
             "arXiv:1907.01750, section 4; the measure and the controls are ours",
-            "papers.ar_capsnet.capsule_directions",
-            TRAINING | {"seeds"},
+            uses=TRAINING | {"seeds"},
             data="digits",
         ),
     },

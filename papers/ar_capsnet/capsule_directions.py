@@ -14,15 +14,14 @@ import torch
 from torch import Tensor
 
 from mereo.core import Capsules
-from mereo.data import Augmentation, Batch, Splits, load_splits
+from mereo.data import Augmentation, Batch, Splits
 from mereo.data.geometric import rotation, transform
 from mereo.data.images import Images
-from mereo.errors import UsageError
 from mereo.models import CapsuleClassifier, create_model
 from mereo.pictures import row_of_panels, save_figure
-from mereo.runtime.device import choose_device
 from mereo.tasks.classification import ClassificationObjective
 from papers.common.fitting import fit
+from papers.common.measures import means
 from papers.common.settings import Settings
 
 SIDE, SHIFT, EPOCHS, BATCH, RATE, IMAGES = 20, 2, 15, 32, 2e-3, 300
@@ -160,7 +159,7 @@ def moved_numbers(model: CapsuleClassifier, images: Tensor, labels: Tensor) -> t
 
 def _trained(title: str, splits: Splits, seed: int, settings: Settings) -> tuple[CapsuleClassifier, CapsuleClassifier]:
     """An untrained network and a trained one with the same start, in evaluation."""
-    device, train = choose_device(settings.device or "auto"), splits.train
+    device, train = settings.chosen_device(), splits.train
     models: list[CapsuleClassifier] = []
     name, arguments = NETWORKS[title]
     shape: dict[str, Any] = {"num_classes": len(splits.class_names), "in_chans": train.image_shape[0], "img_size": SIDE}
@@ -183,17 +182,14 @@ def _trained(title: str, splits: Splits, seed: int, settings: Settings) -> tuple
 
 
 def _tested(test: Images, settings: Settings) -> Batch:
-    device = choose_device(settings.device or "auto")
+    device = settings.chosen_device()
     return test.batch(torch.arange(min(settings.images or IMAGES, len(test))), device=device)
 
 
 def run(settings: Settings) -> dict[str, Any]:
     """Tables of directions and of moved numbers, and a picture of moved numbers."""
     data = str(settings.data)
-    root, limit = settings.data_root, settings.limit
-    splits = load_splits(data, root=root, img_size=SIDE, limit=limit, validation_fraction=0.0)
-    if splits.train.labels_per_image > 1:
-        raise UsageError(f"data is {data!r}, whose images hold several objects; this experiment takes one label each.")
+    splits = settings.splits(SIDE, single=True)
     test = _tested(splits.test, settings)
     shares: dict[str, list[dict[str, dict[str, float]]]] = {}
     moved: dict[str, list[dict[str, float]]] = {}
@@ -218,8 +214,7 @@ def run(settings: Settings) -> dict[str, Any]:
         for of, key in (("an image", "image"), ("all images of a class", "class"))
     }
     tables["Numbers of the capsule moved by 0.25"] = [
-        {"network": title} | {key: sum(row[key] for row in rows) / count for key in rows[0]}
-        for title, rows in moved.items()
+        {"network": title, **means(rows)} for title, rows in moved.items()
     ]
     return {
         "tables": tables,

@@ -9,8 +9,7 @@ PAPER = Paper(
         "noisy_maps": Experiment(
             "How right are the masks of two concepts as cross-attention gets noisy, with and without self-attention?",
             "arXiv:2405.17965, its masks; the attention maps are constructed",
-            "papers.attencraft.noisy_maps",
-            frozenset({"images", "seeds"}),
+            uses=frozenset({"images", "seeds"}),
             smallest={"data": None, "images": 2},
         ),
     },

@@ -1,7 +1,6 @@
 """The network of the papers with patches in place of words, its training, and what is measured of it."""
 
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,12 +10,14 @@ from torch import Tensor, nn
 
 import mereo
 from mereo.core import Coupling
-from mereo.data import Batch, Images, load_splits
+from mereo.data import Batch, Images
 from mereo.inference.evaluate import prepare_batch
 from mereo.inference.mode import evaluating
 from mereo.measure.attacks.attack import attack
 from mereo.models import VisionModel
+from mereo.runtime.turns import median_seconds
 from mereo.training.attention_adversary import UNLABELLED, AttentionAdversary
+from papers.common.measures import means
 from papers.common.settings import Settings
 
 SIZE, DIM, PATCH = 28, 64, 4
@@ -75,10 +76,7 @@ def adversary(name: str, eps: float) -> AttentionAdversary | None:
 
 def images_of(settings: Settings, images: int, tested: int) -> tuple[Images, Batch, int]:
     """Training images, a batch of test images, and the number of classes."""
-    splits = load_splits(
-        str(settings.data), root=settings.data_root, img_size=SIZE, limit=settings.limit or images,
-        validation_fraction=0.0,
-    )  # fmt: skip
+    splits = settings.splits(SIZE, images)
     count = min(settings.images or tested, len(splits.test))
     return splits.train, splits.test.batch(torch.arange(count)), len(splits.class_names)
 
@@ -121,14 +119,8 @@ def loss_with(model: VisionModel, added: AttentionAdversary | None) -> Callable[
 
 def step_times(losses: Mapping[str, Callable[[], Tensor]], rounds: int) -> dict[str, float]:
     """Median milliseconds of a loss and its gradients by name, measured in turns."""
-    times: dict[str, list[float]] = {name: [] for name in losses}
-    for number in range(rounds + 1):
-        for name, loss in losses.items():
-            began = time.perf_counter()
-            loss().backward()
-            if number:
-                times[name].append(1000 * (time.perf_counter() - began))
-    return {name: statistics.median(each) for name, each in times.items()}
+    steps = {name: lambda loss=loss: loss().backward() for name, loss in losses.items()}
+    return {name: 1000 * seconds for name, seconds in median_seconds(steps, rounds).items()}
 
 
 def accuracy(scores: Tensor, labels: Tensor) -> float:
@@ -182,10 +174,6 @@ def agreement(model: PooledPatches, images: Tensor) -> tuple[float, float]:
 
 def mean_rows(name: str, rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """The means of measurements over seeds, and the deviation of the first of them."""
-    means: dict[str, Any] = {"variant": name}
-    for number, key in enumerate(rows[0]):
-        values = [row[key] for row in rows]
-        means[key] = statistics.mean(values)
-        if number == 0 and len(values) > 1:
-            means["deviation"] = statistics.stdev(values)
-    return means
+    first, found = next(iter(rows[0])), means(rows)
+    spread = {"deviation": statistics.stdev(row[first] for row in rows)} if len(rows) > 1 else {}
+    return {"variant": name, first: found[first], **spread, **found}

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from mereo.inference.evaluate import prepare_batch
-from mereo.pictures import new_figure, save_figure
 from papers.attention_adversarial_training.networks import (
     PooledPatches,
     accuracy,
@@ -22,6 +21,7 @@ from papers.attention_adversarial_training.networks import (
     step_times,
     train,
 )
+from papers.common.pictures import draw_curves
 from papers.common.settings import Settings
 
 NAMES = ("none", "at", "iat by rows", "iat", "iat as published", "vat", "ivat")
@@ -33,7 +33,7 @@ PICTURE = "noise.png"
 def run(settings: Settings) -> dict[str, Any]:
     """Accuracy, robustness, agreement and time of each variant, and how far iAT by rows is from AT."""
     images, test, classes = images_of(settings, IMAGES, TESTED)
-    rows, noisy, outputs = [], {}, dict[str, Tensor]()
+    rows, outputs = [], dict[str, Tensor]()
     names = settings.chosen(NAMES)
     for name in names:
         found, curves = [], []
@@ -58,8 +58,8 @@ def run(settings: Settings) -> dict[str, Any]:
             )
             curves.append([accuracy_with_noise(model, test, each, seed) for each in NOISE])
             settings.say(f"{name}, seed {seed}: {found[-1]['accuracy %']:.1f} %")
-        noisy[name] = torch.tensor(curves).mean(0).tolist()
-        scored = {f"noise {each:g} %": value for each, value in zip(NOISE, noisy[name], strict=True)}
+        means = torch.tensor(curves).mean(0).tolist()
+        scored = {f"noise {each:g} %": value for each, value in zip(NOISE, means, strict=True)}
         rows.append(mean_rows(name, found) | scored)
     model = PooledPatches(images.image_shape, classes).train()
     batch = prepare_batch(
@@ -74,18 +74,13 @@ def run(settings: Settings) -> dict[str, Any]:
     if {"at", "iat by rows"} <= {*names}:
         gap = (outputs["at"] - outputs["iat by rows"]).abs().max().item()
         notes.append(f"Largest difference between the scores after AT and after iAT by rows, seed 0: {gap:.1e}.")
-    _draw(noisy, [row["accuracy %"] for row in rows], settings)
+    shown = {
+        row["variant"]: {0: row["accuracy %"], **{each: row[f"noise {each:g} %"] for each in NOISE}} for row in rows
+    }
+    style = {name: {"marker": "ox^sDv*"[number], "markersize": 4, "alpha": 0.8} for number, name in enumerate(names)}
+    draw_curves(
+        shown, "standard deviation of the noise on scores", "accuracy, %", settings.folder / PICTURE, size=(5.2, 3.4),
+        style=style, legend={"fontsize": 8},
+    )  # fmt: skip
     size = f"{len(images):,} images of {settings.data}, {settings.seeds} seeds, eps {EPS:g}"
     return {"tables": {size: rows}, "notes": notes, "pictures": [PICTURE], "data": str(settings.data)}
-
-
-def _draw(noisy: dict[str, list[float]], clean: list[float], settings: Settings) -> None:
-    """Accuracy over the noise on the scores."""
-    figure = new_figure(5.2, 3.4)
-    axes = figure.subplots()
-    for number, (name, values) in enumerate(noisy.items()):
-        axes.plot([0, *NOISE], [clean[number], *values], label=name, marker="ox^sDv*"[number], markersize=4, alpha=0.8)
-    axes.set(xlabel="standard deviation of the noise on scores", ylabel="accuracy, %")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize=8)
-    save_figure(figure, settings.folder / PICTURE)

@@ -9,8 +9,7 @@ PAPER = Paper(
         "layer_scale": Experiment(
             "Which residual branches make 24 and 36 layers trainable?",
             "arXiv:2103.17239, section 2 and table 1",
-            "papers.cait.layer_scale",
-            TRAINING | {"variants", "seeds"},
+            uses=TRAINING | {"variants", "seeds"},
             data="cifar10",
             smallest={"variants": ("pre_norm", "layer_scale")},
             constants={"DEPTHS": (3, 4)},
@@ -18,8 +17,7 @@ PAPER = Paper(
         "class_attention": Experiment(
             "Where should the class token join: in the first layer, late, or by class attention?",
             "arXiv:2103.17239, section 3 and table 2",
-            "papers.cait.class_attention",
-            TRAINING | {"seeds"},
+            uses=TRAINING | {"seeds"},
             data="cifar10",
             constants={"DEPTH": 3},
         ),

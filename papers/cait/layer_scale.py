@@ -8,7 +8,6 @@ import math
 from functools import partial
 from typing import Any
 
-from mereo.errors import unknown
 from mereo.layers.residual import FORMS
 from papers.common.deep_networks import DeepTransformer
 from papers.common.deep_pictures import draw_losses
@@ -25,10 +24,7 @@ WORSE = 1.05
 
 def run(settings: Settings) -> dict[str, Any]:
     """A table of losses and accuracies, and the curves."""
-    forms = settings.variants or tuple(FORMS)
-    for form in forms:
-        if form not in FORMS:
-            raise unknown("variant", form, FORMS)
+    forms = settings.chosen(FORMS)
     data, splits = small_images(settings)
     curves: dict[int, dict[str, list[Curve]]] = {}
     for depth in DEPTHS:

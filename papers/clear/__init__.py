@@ -9,8 +9,7 @@ PAPER = Paper(
         "clear": Experiment(
             "Does a diffusion transformer keep its output when its image tokens attend to circles?",
             "arXiv:2412.16112, section 3",
-            "papers.clear.clear",
-            TRAINING,
+            uses=TRAINING,
             data="digits",
             constants={"SIZE": 8, "VARIANTS": {"2": {"radius": 2}}},
         ),

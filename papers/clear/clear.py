@@ -12,14 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mereo.data import Batch, load_splits
-from mereo.runtime.device import choose_device
+from mereo.data import Batch
 from mereo.surgery import linearise
 from mereo.training.distil import distil
 from mereo.training.matching import Match
 from papers.clear.flow_transformer import FlowTransformer, noised, sampled
-from papers.clear.sample_pictures import draw_samples
 from papers.common.fitting import fit
+from papers.common.pictures import draw_rows
 from papers.common.settings import Settings
 
 SIZE, BATCH, IMAGES, TESTED, RATE = 16, 16, 1024, 256, 1e-3
@@ -89,11 +88,8 @@ def _teacher(settings: Settings, images: Any, classes: int, device: torch.device
 
 def run(settings: Settings) -> dict[str, Any]:
     """A table of pairs and losses, and samples."""
-    device = choose_device(settings.device or "auto")
-    splits = load_splits(
-        str(settings.data), root=settings.data_root, img_size=SIZE, limit=settings.limit or IMAGES,
-        validation_fraction=0.0,
-    )  # fmt: skip
+    device = settings.chosen_device()
+    splits = settings.splits(SIZE, IMAGES)
     train, test = (split.batch(torch.arange(len(split))) for split in (splits.train, splits.test))
     assert train.images is not None and test.images is not None and train.labels is not None
     assert test.labels is not None
@@ -130,7 +126,7 @@ def run(settings: Settings) -> dict[str, Any]:
             }
         )  # fmt: skip
         pictures[f"radius {name}"] = sampled(student, noise, wanted)
-    draw_samples({name: ((x + 1) / 2).clamp(0, 1).cpu() for name, x in pictures.items()}, settings.folder / PICTURE)
+    draw_rows({name: (x + 1) / 2 for name, x in pictures.items()}, 10, settings.folder / PICTURE, (0.8, 0.85), 1.8)
     steps = epochs * -(-len(images) // (settings.batch_size or BATCH))
     return {
         "tables": {f"{steps} steps of distillation on {len(images):,} images of {settings.data}": rows},

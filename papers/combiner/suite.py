@@ -8,16 +8,11 @@ from torch import Tensor
 
 from mereo.bench.counting import FLOAT
 from mereo.bench.suite import Contender, Mode, Setting, Suite, Work, Workload
+from mereo.bench.suites.attention import inputs
 from mereo.mechanisms.attention import combiner_attention
 from papers.common.long_sequences import LENGTHS, causal_sdpa
 
 OTHERS = ("logsparse", "axial_vertical", "axial_rowmajor", "axial_mixture")
-
-
-def inputs(setting: Setting, mode: Mode) -> tuple[Any, ...]:
-    """Queries, keys and values (batch, heads, tokens, dim)."""
-    shape = tuple(setting.size(name) for name in ("batch", "heads", "tokens", "dim"))
-    return tuple(torch.randn(shape, device=setting.device).requires_grad_(mode == "training") for _ in range(3))
 
 
 def work(setting: Setting, mode: Mode) -> Work:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from statistics import mean
 from typing import Any
 
 from torch import nn
@@ -17,8 +18,7 @@ def _rows(column: str, curves: Mapping[str, list[Curve]]) -> list[dict[str, Any]
     for network, runs in curves.items():
         figures = {"loss": [run.end for run in runs], "test %": [run.accuracy for run in runs]}
         figures["seconds"] = [run.seconds for run in runs]
-        means = {name: sum(values) / len(values) for name, values in figures.items()}
-        rows.append({column: network, "parameters": runs[0].parameters, **means})
+        rows.append({column: network, "parameters": runs[0].parameters, **{n: mean(v) for n, v in figures.items()}})
     return rows
 
 

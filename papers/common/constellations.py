@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mereo.errors import UsageError, check_choice, unknown
+from mereo.errors import UsageError, unknown
 
 SHAPES: dict[str, tuple[tuple[float, float], ...]] = {
     "square": ((-1, 1), (1, 1), (1, -1), (-1, -1)),
@@ -75,29 +75,11 @@ def similarity_basis(points: Tensor) -> Tensor:
     return torch.stack((torch.stack((one, zero, x, y), -1), torch.stack((zero, one, y, -x), -1)), -2)
 
 
-def affine_basis(points: Tensor) -> Tensor:
-    """F_n with x = F_n y = t + A p_n for the pose y = (t_x, t_y, A_11, A_12, A_21, A_22).
-
-    Any three points are an affine triangle, so that a triangle's own shape carries no information.
-
-    Shapes: points (..., 2) -> (..., 2, 6).
-    """
-    x, y = points.unbind(-1)
-    one, zero = torch.ones_like(x), torch.zeros_like(x)
-    first = torch.stack((one, zero, x, y, zero, zero), -1)
-    return torch.stack((first, torch.stack((zero, one, zero, zero, x, y), -1)), -2)
-
-
-BASES = {"similarity": similarity_basis, "affine": affine_basis}
-"""The kind of pose of a constellation, and the linear map of a pose that gives each part's place."""
-
-
 def make_constellations(
     images: int,
     generator: torch.Generator,
     *,
     shapes: Sequence[str] = CLASSIC,
-    transform: str = "similarity",
     noise: float = 0.0,
     clutter: int = 0,
 ) -> Constellations:
@@ -110,7 +92,6 @@ def make_constellations(
         images: how many.
         generator: of the random numbers.
         shapes: an object each, see `SHAPES`.
-        transform: what a pose is, "similarity" (4 numbers) or "affine" (6).
         noise: standard deviation of what moves the points of the templates, whose root mean square is 1.
         clutter: how many points of no object an image has.
 
@@ -118,7 +99,6 @@ def make_constellations(
 
     Reference: arXiv:2103.06676, section 5.1.
     """
-    check_choice("transform", transform, BASES)
     if images < 1:
         raise UsageError(f"images is {images}; it must be at least 1.")
     if noise < 0 or clutter < 0:
@@ -134,7 +114,7 @@ def make_constellations(
     sets = torch.randint(1, 1 << objects, (images, 1), generator=generator, device=device)
     mask = (sets >> torch.arange(objects, device=device) & 1).bool()[:, owner]
     moved = points + noise * normal(images, len(points), 2)
-    basis = BASES[transform](moved)
+    basis = similarity_basis(moved)
     poses = normal(images, objects, basis.shape[-1])[:, owner]
     places = (basis @ poses.unsqueeze(-1)).squeeze(-1)
     low = places.masked_fill(~mask.unsqueeze(-1), torch.inf).amin((1, 2), keepdim=True)

@@ -1,4 +1,5 @@
-"""A small vision transformer of any depth, with any form of residual branches and three ways of the class token."""
+"""A small vision transformer of any depth, with any form of residual branches and three ways of the class token, and a
+block of a plain one."""
 
 from typing import Any
 
@@ -94,3 +95,16 @@ class DeepTransformer(nn.Module):
                 tokens = feed_forward(attention(tokens))
         scores: Tensor = self.head(self.norm(tokens[:, 0]))
         return scores
+
+
+class PatchBlock(nn.Module):
+    """x += attention(norm(x)); x += feed_forward(norm(x)), in the form that reductions of tokens expect."""
+
+    def __init__(self, dim: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.attn, self.mlp = MultiHeadAttention(dim, heads), FeedForward(dim, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from mereo.data import Batch, Splits, load_splits
 from mereo.data.split import stratified
 from mereo.errors import MereoError
-from mereo.runtime.device import choose_device
 from papers.common.fitting import fit
 from papers.common.settings import Settings
 
@@ -108,7 +107,7 @@ def train_short(
         epochs: if the settings give none; by default the epochs that make `STEPS` steps.
         rate: the first learning rate.
     """
-    device, size = choose_device(settings.device or "auto"), settings.batch_size or BATCH
+    device, size = settings.chosen_device(), settings.batch_size or BATCH
     train, test = splits.train, splits.test
     torch.manual_seed(seed)
     model = make(train.image_shape, len(splits.class_names)).to(device)

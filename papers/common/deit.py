@@ -1,11 +1,12 @@
 """Shared by the suites that change a DeiT: the network with random weights, its images, its operations."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from mereo.bench.counting import FLOAT
-from mereo.bench.suite import Mode, Setting, UnavailableError, Work
+from mereo.bench.suite import Contender, Mode, Setting, UnavailableError, Work, Workload
 
 WIDTHS = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}
 """Size of the tokens and number of heads of DeiT."""
@@ -38,3 +39,15 @@ def work(setting: Setting, mode: Mode) -> Work:
     flops = setting.size("batch") * (layers + 2 * patches * 768 * width + 2 * width * 1000)
     times = 1 if mode == "forward" else 3
     return Work(times * flops, FLOAT * times * (12 * weights + setting.size("batch") * 3 * setting.size("side") ** 2))
+
+
+def contender(setting: Setting, name: str, change: Callable[[Any], Any] | None = None) -> Contender:
+    """The host, which is the reference, or what `change` makes of it, another function on purpose."""
+
+    def build(mode: Mode) -> Workload:
+        model = host(setting) if change is None else change(host(setting))
+        if mode == "training":
+            return Workload(model.train(), leaves=tuple(model.parameters()))
+        return Workload(torch.inference_mode()(model.eval()))
+
+    return Contender(name, build, "contender" if change is None else "unchecked")

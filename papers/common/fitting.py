@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from mereo.data import Augmentation, Batch
 from mereo.data.images import Images
@@ -35,60 +36,49 @@ def fit(
     last batch of an epoch has the remaining images.
     """
     config = TrainConfig(epochs=epochs, lr=lr, min_lr=lr / 10, warmup_epochs=0.0, seed=seed)
-    optimizer = torch.optim.Adam(list(parameters), lr=lr)
-    fitted = _Fit(loss, optimizer, images, config, batch_size, device, title, say, augmentation)
+    optimizer, steps, history = torch.optim.Adam(list(parameters), lr=lr), -(-len(images) // batch_size), list[float]()
+    report = progress(say, title)
     for epoch in range(epochs):
-        fitted.begin_epoch(epoch)
-        for step in range(fitted.steps):
-            fitted.step(epoch, step)
-        fitted.end_epoch(epoch)
-    return fitted.history
+        total = 0.0
+        for step, indices in enumerate(epoch_order(seed, epoch, len(images)).split(batch_size)):
+            draws, number = generator(seed, "augment", epoch, step), epoch * steps + step
+            value = loss(images.batch(indices, augmentation=augmentation, generator=draws, device=device))
+            descend(optimizer, learning_rate(config, number, steps), value)
+            total += value.item() * len(indices)
+            report(number + 1, epochs * steps)
+        history.append(total / len(images))
+        say(f"{title}: epoch {epoch + 1}/{epochs}, loss {history[-1]:.4f}")
+    return history
 
 
-class _Fit:
-    """The state of one fit between its steps; it takes the arguments of `fit`."""
+def follow(schedule: LRScheduler, loss: Tensor, clip: float | None = None) -> None:
+    """One step of a schedule and of its optimiser.
 
-    def __init__(
-        self,
-        loss: Callable[[Batch], Tensor],
-        optimizer: torch.optim.Optimizer,
-        images: Images,
-        config: TrainConfig,
-        batch_size: int,
-        device: torch.device,
-        title: str,
-        say: Callable[[str], None],
-        augmentation: Augmentation | None = None,
-    ) -> None:
-        self.augmentation = augmentation
-        self.loss, self.optimizer, self.images, self.config = loss, optimizer, images, config
-        self.batch_size, self.device, self.title, self.say = batch_size, device, title, say
-        self.steps = -(-len(images) // batch_size)
-        self.history: list[float] = []
-        self.began = self.reported = time.monotonic()
+    Args:
+        loss: whose gradients are taken.
+        clip: the largest norm of all gradients.
+    """
+    optimizer = schedule.optimizer
+    optimizer.zero_grad()
+    loss.backward()
+    if clip is not None:
+        torch.nn.utils.clip_grad_norm_((p for group in optimizer.param_groups for p in group["params"]), clip)
+    optimizer.step()
+    schedule.step()
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Order the images."""
-        self.total = 0.0
-        self.parts = epoch_order(self.config.seed, epoch, len(self.images)).split(self.batch_size)
 
-    def step(self, epoch: int, step: int) -> None:
-        """One step of Adam, and a line every ten seconds."""
-        number, all_steps, indices = epoch * self.steps + step, self.config.epochs * self.steps, self.parts[step]
-        draws = generator(self.config.seed, "augment", epoch, step)
-        batch = self.images.batch(indices, augmentation=self.augmentation, generator=draws, device=self.device)
-        value = self.loss(batch)
-        descend(self.optimizer, learning_rate(self.config, number, self.steps), value)
-        self.total += value.item() * len(indices)
-        now, done = time.monotonic(), number + 1
-        if now - self.reported > 10:
-            self.reported, left = now, (now - self.began) * (all_steps - done) / done
-            self.say(f"{self.title}: step {done:,} of {all_steps:,}, {duration(left)} left")
+def progress(say: Callable[[str], None], title: str) -> Callable[[int, int], None]:
+    """What reports (steps done, all steps) every ten seconds, with the time left."""
+    began = reported = time.monotonic()
 
-    def end_epoch(self, epoch: int) -> None:
-        """Keep and print the mean loss."""
-        self.history.append(self.total / len(self.images))
-        self.say(f"{self.title}: epoch {epoch + 1}/{self.config.epochs}, loss {self.history[-1]:.4f}")
+    def report(done: int, total: int) -> None:
+        nonlocal reported
+        now = time.monotonic()
+        if now - reported > 10:
+            reported = now
+            say(f"{title}: step {done:,} of {total:,}, {duration((now - began) * (total - done) / done)} left")
+
+    return report
 
 
 def batches(images: Images, batch_size: int, device: torch.device) -> Iterable[Batch]:

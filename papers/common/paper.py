@@ -31,7 +31,7 @@ class Experiment:
     Attributes:
         question: that it answers.
         source: the paper, with its section.
-        module: has its `run`.
+        module: has its `run`; by default the one in the paper's folder that is named like the experiment.
         uses: the settings it uses besides the folder; any other is a UsageError.
         data: its default data set; None if it needs no data.
         smallest: settings of its smallest form, which the tests run, if they differ from `SMALLEST`.
@@ -40,7 +40,7 @@ class Experiment:
 
     question: str
     source: str
-    module: str
+    module: str = ""
     uses: frozenset[str] = frozenset()
     data: str | None = None
     smallest: Mapping[str, Any] = field(default_factory=dict)

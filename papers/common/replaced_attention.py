@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from mereo.data import Batch, Splits
 from mereo.data.split import stratified
-from mereo.runtime.device import choose_device
 from mereo.training.distil import Distilled, distil
 from mereo.training.matching import Match
 from papers.common.deep_networks import DeepTransformer
@@ -77,7 +76,7 @@ class Teacher:
 def train_teacher(settings: Settings) -> Teacher:
     """Train the dense transformer: `settings.epochs` of it, 12 by default."""
     data, splits = small_images(settings)
-    device = choose_device(settings.device or "auto")
+    device = settings.chosen_device()
     torch.manual_seed(0)
     shape, classes = splits.train.image_shape, len(splits.class_names)
     model = DeepTransformer(

@@ -3,8 +3,14 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from mereo.errors import check_choice
+from mereo.errors import UsageError, check_choice
+
+if TYPE_CHECKING:
+    import torch
+
+    from mereo.data import Splits, TokenWindows
 
 
 @dataclass(frozen=True)
@@ -38,3 +44,38 @@ class Settings:
         for name in self.variants:
             check_choice("variants", name, known)
         return [name for name in known if not self.variants or name in self.variants]
+
+    def given(self, names: Iterable[str]) -> dict[str, Any]:
+        """Those of the settings that have a value."""
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def chosen_device(self) -> "torch.device":
+        """The device to compute on."""
+        from mereo.runtime.device import choose_device
+
+        return choose_device(self.device or "auto")
+
+    def splits(self, img_size: int, limit: int | None = None, *, single: bool = False, **how: Any) -> "Splits":
+        """The data set without validation images, of which `limit` are trained on if the settings give no number.
+
+        Args:
+            single: whether it is an error if images hold several objects.
+            how: for `load_splits`.
+        """
+        from mereo.data import load_splits
+
+        how = {"limit": self.limit or limit, "validation_fraction": 0.0, **how}
+        splits = load_splits(str(self.data), root=self.data_root, img_size=img_size, **how)
+        if single and splits.train.labels_per_image > 1:
+            raise UsageError(
+                f"data is {self.data!r}, whose images hold several objects; this experiment takes one label each."
+            )
+        return splits
+
+    def windows(self, length: int, limit: int) -> "tuple[TokenWindows, TokenWindows]":
+        """Windows of a text for training, `limit` if the settings give no number, and for testing."""
+        from mereo.data import TokenWindows, load_splits
+
+        splits = load_splits(str(self.data), length=length, root=self.data_root, limit=self.limit or limit)
+        assert isinstance(splits.train, TokenWindows) and isinstance(splits.test, TokenWindows)
+        return splits.train, splits.test

@@ -9,8 +9,7 @@ PAPER = Paper(
         "attribute_spaces": Experiment(
             "Does one network give each attribute an embedding of its own, without what it knows of the others?",
             "arXiv:2307.13254, of which only the abstract was available; network and images are ours",
-            "papers.conditional_cross_attention.attribute_spaces",
-            frozenset({"limit", "batch_size", "seeds", "images", "variants"}),
+            uses=frozenset({"limit", "batch_size", "seeds", "images", "variants"}),
             smallest={"variants": ("condition", "masked vector")},
             constants={"STEPS": 2},
         ),

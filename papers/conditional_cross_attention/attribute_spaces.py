@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import OneCycleLR
 
 import mereo
 from mereo.core import record
@@ -18,6 +19,8 @@ from mereo.pictures import new_figure, save_figure
 from mereo.tasks import AttributeEmbedding
 from mereo.tasks.embedding import nearest
 from mereo.training.config import TrainConfig
+from papers.common.fitting import follow
+from papers.common.measures import means
 from papers.common.settings import Settings
 
 SIZE, DIM, STEPS, BATCH, RATE = 32, 32, 200, 48, 2e-3
@@ -84,16 +87,12 @@ def standardised(images: Tensor) -> Tensor:
 def train(model: nn.Module, task: AttributeEmbedding, images: Images, size: int, seed: int) -> None:
     """Triplets of each attribute in every batch."""
     objective, draws = task.objective(model, TrainConfig()), torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), RATE)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=STEPS)
+    schedule = OneCycleLR(torch.optim.AdamW(model.parameters(), RATE), RATE, total_steps=STEPS)
     model.train()
     for _ in range(STEPS):
         batch = images.batch(torch.randint(len(images), (size,), generator=draws))
         loss, _ = objective(batch._replace(images=standardised(batch.images)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
+        follow(schedule, loss)
     model.eval()
 
 
@@ -119,13 +118,13 @@ def _summary(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> list[dict[str
     """The means over attributes and seeds; the least own and the largest other accuracy of any seed."""
     rows = []
     for name, each in runs.items():
-        means = {key: statistics.mean(run[key] for run in each) for key in each[0]}
+        mean = means(each)
         figures = {
-            "own": means["triplet_accuracy"], "other": means["other_triplet_accuracy"],
-            "own mAP": means["mean_average_precision"], "least own": min(run["least"] for run in each),
+            "own": mean["triplet_accuracy"], "other": mean["other_triplet_accuracy"],
+            "own mAP": mean["mean_average_precision"], "least own": min(run["least"] for run in each),
             "largest other": max(run["most"] for run in each),
         }  # fmt: skip
-        rows.append({"network": name, **figures, "parameters": int(each[0]["parameters"]), "seconds": means["seconds"]})
+        rows.append({"network": name, **figures, "parameters": int(each[0]["parameters"]), "seconds": mean["seconds"]})
     return rows
 
 

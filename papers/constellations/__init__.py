@@ -9,8 +9,7 @@ PAPER = Paper(
         "constellations": Experiment(
             "Which inference assigns points to objects better: variational, or routing?",
             "arXiv:2103.06676, arXiv:2209.02567",
-            "papers.constellations.constellations",
-            frozenset({"seeds", "epochs", "images"}),
+            uses=frozenset({"seeds", "epochs", "images"}),
             smallest={"images": 2, "epochs": 4},
             constants={"TRAINING_IMAGES": 8, "NOISES": (0.0,), "CLUTTERS": (0,)},
         ),

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mereo.errors import check_choice, check_positive
+from mereo.errors import check_positive
 from mereo.generative.inversion import invert
-from papers.common.constellations import BASES
+from papers.common.constellations import similarity_basis
 from papers.constellations.random_start import random_responsibilities
 
 BROAD = 0.15
@@ -53,7 +53,6 @@ class ConstellationCapsNet:
         templates (parts, 2): p_n, the position of a part in its object.
         owner (parts,): the object of each part.
         sigma: standard deviation of a coordinate around its place.
-        transform: what a pose is, "similarity" or "affine".
         clutter: whether points may belong to no object: one component more, as likely as each part.
 
     Deviates: kappa is 0, for the direction of a point from the middle of the image is no property of it. Proportions of
@@ -65,11 +64,9 @@ class ConstellationCapsNet:
     templates: Tensor
     owner: Tensor
     sigma: float = BROAD
-    transform: str = "similarity"
     clutter: bool = False
 
     def __post_init__(self) -> None:
-        check_choice("transform", self.transform, BASES)
         check_positive(sigma=self.sigma)
 
     @property
@@ -80,7 +77,7 @@ class ConstellationCapsNet:
     @property
     def basis(self) -> Tensor:
         """F_n: (parts, 2, pose)."""
-        return BASES[self.transform](self.templates)
+        return similarity_basis(self.templates)
 
     def random_start(self, mask: Tensor, generator: torch.Generator) -> Tensor:
         """Random responsibilities, (images, slots, parts), with one more column for clutter."""

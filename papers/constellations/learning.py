@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mereo.errors import UsageError, check_positive
-from papers.common.constellations import BASES
-from papers.constellations.capsnet import BROAD, ConstellationCapsNet, Explanation
+from papers.common.constellations import similarity_basis
+from papers.constellations.capsnet import ConstellationCapsNet, Explanation
 
 SMALLEST_SIGMA = 0.02
 SWEEPS = 10
@@ -37,7 +37,7 @@ def fit_templates(network: ConstellationCapsNet, points: Tensor, explanation: Ex
     Shapes: points (images, slots, 2).
     """
     corners = torch.cat((points.new_zeros(1, 2), torch.eye(2, dtype=points.dtype, device=points.device)))
-    basis = BASES[network.transform](corners)
+    basis = similarity_basis(corners)
     still, moving = basis[0], basis[1:] - basis[0]
     r, owner = explanation.responsibilities[..., : len(network.owner)], network.owner
     squares = (explanation.covariance + explanation.mean.unsqueeze(-1) * explanation.mean.unsqueeze(-2))[:, owner]
@@ -64,9 +64,7 @@ def fit_sigma(network: ConstellationCapsNet, points: Tensor, explanation: Explan
     return replace(network, sigma=max(variance.sqrt().item(), SMALLEST_SIGMA))
 
 
-def _start(
-    points: Tensor, mask: Tensor, generator: torch.Generator, objects: int, parts: int, transform: str, clutter: bool
-) -> ConstellationCapsNet:
+def _start(points: Tensor, mask: Tensor, generator: torch.Generator, objects: int, parts: int) -> ConstellationCapsNet:
     """Templates that are some points of random images, centred and scaled."""
     full = (mask.sum(1) >= parts).nonzero().squeeze(-1)
     if not len(full):
@@ -79,7 +77,7 @@ def _start(
         template = template - template.mean(0)
         templates.append(template * (parts / template.square().sum().clamp(min=1e-6)) ** 0.5)
     owner = torch.arange(objects, device=points.device).repeat_interleave(parts)
-    return ConstellationCapsNet(torch.cat(templates), owner, BROAD, transform, clutter)
+    return ConstellationCapsNet(torch.cat(templates), owner)
 
 
 def _epochs(
@@ -114,8 +112,6 @@ def learn_constellations(
     *,
     objects: int = 3,
     parts: int = 4,
-    transform: str = "similarity",
-    clutter: bool = False,
     candidates: int = 12,
     epochs: int = 40,
     say: Callable[[str], None] | None = None,
@@ -130,8 +126,6 @@ def learn_constellations(
         points, mask: the points, and which slots have one.
         generator: of all random numbers.
         objects, parts: how many objects, and parts of each; a shape with fewer points leaves parts that coincide.
-        transform: what a pose is, "similarity" or "affine".
-        clutter: whether points may belong to no object.
         candidates: how many are started.
         epochs: of the best candidate, at least 4.
         say: called with a line of progress now and then.
@@ -147,7 +141,7 @@ def learn_constellations(
     early = max(epochs // 8, 1)
     best: Learned | None = None
     for number in range(candidates):
-        network = _start(points, mask, generator, objects, parts, transform, clutter)
+        network = _start(points, mask, generator, objects, parts)
         explanation = _epochs(network, points, mask, generator, None, early, learn_sigma=False)
         report(f"candidate {number + 1} of {candidates}: bound {explanation.elbo[-1]:.3f} after {early} epochs")
         best = explanation if best is None or explanation.elbo[-1] > best.elbo[-1] else best

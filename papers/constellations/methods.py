@@ -46,14 +46,6 @@ def _routing(
     ])  # fmt: skip
 
 
-def _one_object(data: Constellations, clutter: int, generator: torch.Generator) -> Tensor:
-    return torch.zeros_like(data.labels)
-
-
-def _at_random(data: Constellations, clutter: int, generator: torch.Generator) -> Tensor:
-    return torch.randint(len(CLASSIC) + (clutter > 0), data.labels.shape, generator=generator)
-
-
 def compared(learned: ConstellationCapsNet) -> dict[str, Method]:
     """The rows of a table; the last two are baselines.
 
@@ -80,8 +72,10 @@ def compared(learned: ConstellationCapsNet) -> dict[str, Method]:
         "dynamic routing of points, 3 passes": partial(_routing, routing="dynamic", children="points", steps=3),
         "dynamic routing of points, 100 passes": partial(_routing, routing="dynamic", children="points", steps=100),
         "doubly stochastic, annealed, prior on the points, 5 starts": partial(exclusive, prior_mean="points"),
-        "all points in one object": _one_object,
-        "labels at random": _at_random,
+        "all points in one object": lambda data, clutter, generator: torch.zeros_like(data.labels),
+        "labels at random": lambda data, clutter, generator: torch.randint(
+            len(CLASSIC) + (clutter > 0), data.labels.shape, generator=generator
+        ),
     }
 
 

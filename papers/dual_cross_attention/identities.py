@@ -1,13 +1,13 @@
 """Walking figures found again by a small vision transformer, with and without dual cross-attention."""
 
-import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.optim.lr_scheduler import OneCycleLR
 
 import mereo
 from mereo.core import added_losses
@@ -18,6 +18,8 @@ from mereo.data.images import Images
 from mereo.data.sets.figures import SIZE
 from mereo.surgery import dual_embedding
 from mereo.tasks.embedding import EmbeddingMetrics
+from papers.common.fitting import follow
+from papers.common.measures import with_spread
 from papers.common.settings import Settings
 
 PATCH, DIM, DEPTH, HEADS, SHARE, MARGIN = 8, 64, 4, 4, 0.3, 0.3
@@ -57,8 +59,7 @@ def train(variant: tuple[float | None, bool], images: Images, labels: Tensor, se
     plain = share is None and not pairwise
     if not plain:
         network = mereo.dual_cross_attention(network, share, pairwise=pairwise, triplet=MARGIN)
-    optimizer = torch.optim.AdamW(network.parameter_groups(0.05), RATE)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=STEPS)
+    schedule = OneCycleLR(torch.optim.AdamW(network.parameter_groups(0.05), RATE), RATE, total_steps=STEPS)
     random = torch.Generator().manual_seed(seed)
     network.train()
     for _ in range(STEPS):
@@ -70,10 +71,7 @@ def train(variant: tuple[float | None, bool], images: Images, labels: Tensor, se
         else:
             loss = F.cross_entropy(network(standardised(batch.images)), batch.labels)
             loss = loss + sum(added_losses(network, batch.labels).values())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
+        follow(schedule, loss)
     return network.eval()
 
 
@@ -95,12 +93,6 @@ def measure(network: Any, test: Batch) -> dict[str, float]:
     return figures
 
 
-def _row(name: str, runs: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    means = {column: statistics.mean(run[column] for run in runs) for column in runs[0]}
-    spread = statistics.stdev(run["mAP"] for run in runs) if len(runs) > 1 else 0.0
-    return {"training by": name, "mAP": means["mAP"], "spread": spread, **means}
-
-
 def run(settings: Settings) -> dict[str, Any]:
     """A table of retrieval by the way of training."""
     splits = load_splits("figures", img_size=SIZE, limit=settings.limit)
@@ -117,8 +109,9 @@ def run(settings: Settings) -> dict[str, Any]:
                 f"seed {seed}, {name}: mAP {result['mAP']:.1f}, recall@1 {result['recall@1']:.1f} %,"
                 f" {result['seconds']:.0f} s"
             )
+    rows = [{"training by": name, **with_spread("mAP", each)} for name, each in runs.items()]
     return {
-        "tables": {f"{len(test.labels.unique())} new figures": [_row(name, each) for name, each in runs.items()]},
+        "tables": {f"{len(test.labels.unique())} new figures": rows},
         "notes": [
             f"{DEPTH} layers of {DIM}, {SIZE[0]} x {SIZE[1]} pixels in patches of {PATCH}, R = {SHARE:.0%}, {STEPS}"
             f" steps of {IDENTITIES} figures with {EACH} images each, AdamW at {RATE:g} in one cycle, margin {MARGIN};"

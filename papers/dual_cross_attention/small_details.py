@@ -1,19 +1,19 @@
 """Shapes that differ in one small detail, and a small vision transformer with and without dual cross-attention."""
 
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.optim.lr_scheduler import OneCycleLR
 
 import mereo
 from mereo.core import added_losses
-from mereo.errors import unknown
-from mereo.runtime.device import choose_device
+from papers.common.fitting import follow
+from papers.common.measures import with_spread
 from papers.common.settings import Settings
 
 SIDE, PATCH, DIM, DEPTH, HEADS, SHARE = 64, 8, 64, 4, 4, 0.2
@@ -102,7 +102,7 @@ def _accuracy(network: Any, test: tuple[Tensor, Tensor]) -> tuple[float, float]:
 
 def train(variant: Variant, settings: Settings, seed: int) -> dict[str, float]:
     """Train one network on images of this seed."""
-    device = choose_device(settings.device or "auto")
+    device = settings.chosen_device()
     train_set, test = draw(settings.limit or IMAGES, seed), draw(settings.images or TESTED, 10_000)
     train_set, test = ((images.to(device), labels.to(device)) for images, labels in (train_set, test))
     torch.manual_seed(seed)
@@ -115,8 +115,7 @@ def train(variant: Variant, settings: Settings, seed: int) -> dict[str, float]:
     network.to(device)
     epochs, size = settings.epochs or EPOCHS, settings.batch_size or BATCH
     steps = epochs * -(-len(train_set[1]) // size)
-    optimizer = torch.optim.AdamW(network.parameter_groups(0.05), RATE)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps)
+    schedule = OneCycleLR(torch.optim.AdamW(network.parameter_groups(0.05), RATE), RATE, total_steps=steps)
     random = torch.Generator().manual_seed(seed)
     network.train()
     began, right, losses = time.monotonic(), 0, list[float]()
@@ -129,10 +128,7 @@ def train(variant: Variant, settings: Settings, seed: int) -> dict[str, float]:
             loss = F.cross_entropy(scores, labels)
             losses.append(loss.item())
             loss = loss + sum(added_losses(network, labels).values(), torch.zeros((), device=device))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
+            follow(schedule, loss)
             right += int((scores.argmax(1) == labels).sum()) if epoch == epochs - 1 else 0
     seconds = time.monotonic() - began
     accuracy, alone = _accuracy(network.eval(), test)
@@ -142,27 +138,18 @@ def train(variant: Variant, settings: Settings, seed: int) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _row(name: str, runs: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    means = {column: statistics.mean(run[column] for run in runs) for column in runs[0]}
-    spread = statistics.stdev(run["test %"] for run in runs) if len(runs) > 1 else 0.0
-    return {"training by": name, "test %": means["test %"], "spread": spread, **means}
-
-
 def run(settings: Settings) -> dict[str, Any]:
     """A table of accuracies by the way of training."""
-    names = settings.variants or tuple(VARIANTS)
-    for name in names:
-        if name not in VARIANTS:
-            raise unknown("variant", name, VARIANTS)
     runs: dict[str, list[dict[str, float]]] = {}
     for seed in range(settings.seeds):
-        for name in names:
+        for name in settings.chosen(VARIANTS):
             result = train(VARIANTS[name], settings, seed)
             runs.setdefault(name, []).append(result)
             settings.say(f"seed {seed}, {name}: test {result['test %']:.1f} %, {result['seconds']:.0f} s")
     count, epochs = settings.limit or IMAGES, settings.epochs or EPOCHS
+    rows = [{"training by": name, **with_spread("test %", each)} for name, each in runs.items()]
     return {
-        "tables": {f"{len(DETAILS)} details, {count:,} images": [_row(name, each) for name, each in runs.items()]},
+        "tables": {f"{len(DETAILS)} details, {count:,} images": rows},
         "notes": [
             f"{DEPTH} layers of {DIM}, {SIDE} x {SIDE} pixels, {epochs} epochs, AdamW at {RATE:g},"
             f" {settings.seeds} seeds. Spread: standard deviation over the seeds. The first answer is that of"

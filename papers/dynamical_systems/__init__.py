@@ -9,8 +9,7 @@ PAPER = Paper(
         "recurrences": Experiment(
             "How much do causal mixers of tokens recall, by the size of their state and by their normaliser?",
             "arXiv:2405.15731, figures on MQAR; networks and sequences are smaller",
-            "papers.dynamical_systems.recurrences",
-            frozenset({"epochs", "limit", "batch_size", "device", "images", "variants", "seeds"}),
+            uses=frozenset({"epochs", "limit", "batch_size", "device", "images", "variants", "seeds"}),
             smallest={"epochs": 1, "limit": 32, "batch_size": 16, "images": 8},
             constants={"DIM": 8, "STATES": (2,), "RATES": (1e-3,), "SHOWN": 2, "DEGREE": 4},
         ),

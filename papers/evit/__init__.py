@@ -9,8 +9,7 @@ PAPER = Paper(
         "evit": Experiment(
             "What does it cost, and save, to drop the patches that the class token attends to least?",
             "arXiv:2202.07800, section 4",
-            "papers.evit.evit",
-            TRAINING | {"seeds"},
+            uses=TRAINING | {"seeds"},
             data="cifar10",
             constants={"RATES": (0.5,), "ROUNDS": 1},
         ),

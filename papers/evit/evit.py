@@ -4,9 +4,7 @@ One small transformer is trained with all patches, and others with fewer in thre
 are fused into one token or lost. All see the same images in the same order.
 """
 
-import time
 from collections.abc import Callable, Mapping
-from statistics import median
 from typing import Any
 
 import torch
@@ -15,6 +13,7 @@ from torch import Tensor, nn
 from mereo.inference.flops import count_flops
 from mereo.surgery import evit
 from papers.common.deep_training import small_images, train_short
+from papers.common.measures import seconds_an_image
 from papers.common.settings import Settings
 from papers.evit.patch_transformer import PatchTransformer
 
@@ -33,17 +32,9 @@ def _maker(rate: float, fuse: bool, made: list[nn.Module]) -> Callable[[Shape, i
     return make
 
 
-@torch.inference_mode()
 def speeds(models: Mapping[str, nn.Module], images: Tensor, rounds: int = ROUNDS) -> dict[str, float]:
     """Images a second of each network: the median of rounds in which they take turns."""
-    times: dict[str, list[float]] = {name: [] for name in models}
-    for number in range(rounds + 1):
-        for name, model in models.items():
-            began = time.perf_counter()
-            model.eval()(images).sum().item()
-            if number:
-                times[name].append(time.perf_counter() - began)
-    return {name: len(images) / median(values) for name, values in times.items()}
+    return {name: 1 / seconds for name, seconds in seconds_an_image(models, images, rounds).items()}
 
 
 @torch.no_grad()

@@ -3,21 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from mereo.layers import FeedForward
-from mereo.mechanisms.attention import MultiHeadAttention
-
-
-class PatchBlock(nn.Module):
-    """Attention and feed-forward with residual connections, each after a layer norm."""
-
-    def __init__(self, dim: int, heads: int) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.attn, self.mlp = MultiHeadAttention(dim, heads), FeedForward(dim, 4 * dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+from papers.common.deep_networks import PatchBlock
 
 
 class PatchTransformer(nn.Module):
@@ -48,7 +34,7 @@ class PatchTransformer(nn.Module):
         self.patches = nn.Conv2d(channels, dim, patch, patch)
         self.positions = nn.Parameter(0.02 * torch.randn(1, self.grid[0] * self.grid[1], dim))
         self.class_token = nn.Parameter(0.02 * torch.randn(1, 1, dim))
-        self.blocks = nn.ModuleList(PatchBlock(dim, heads) for _ in range(depth))
+        self.blocks = nn.ModuleList(PatchBlock(dim, heads, 4 * dim) for _ in range(depth))
         self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ A small vision transformer is trained on half of the classes and frozen. The mea
 given to the head of the paper, which is trained on all classes.
 """
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,10 +15,11 @@ from mereo.core import record
 from mereo.data import Batch
 from mereo.data.images import Images
 from mereo.mechanisms.gate import GAAMFeatures, LayerStackHead, importance_factor
-from mereo.runtime.device import choose_device
+from mereo.training.step import descend
 from papers.common.deep_networks import DeepTransformer
 from papers.common.deep_training import small_images
 from papers.common.fitting import batches, fit
+from papers.common.measures import with_spread
 from papers.common.settings import Settings
 
 DEPTH, DIM, HEADS, PATCH, IMAGES, EPOCHS, BATCH, RATE = 12, 64, 4, 4, 2048, 5, 64, 1e-3
@@ -108,9 +108,7 @@ def _head(gate: nn.Module, train: Stack, classes: int, seed: int) -> LayerStackH
     order = torch.Generator().manual_seed(seed)
     for _ in range(HEAD_EPOCHS):
         for part in torch.randperm(len(train[0]), generator=order).split(BATCH):
-            optimizer.zero_grad()
-            F.cross_entropy(head(train[0][part]), train[1][part]).backward()
-            optimizer.step()
+            descend(optimizer, HEAD_RATE, F.cross_entropy(head(train[0][part]), train[1][part]))
     return head
 
 
@@ -122,14 +120,13 @@ def _importance(head: LayerStackHead, layers: Tensor) -> Tensor:
 
 
 def _summary(values: Sequence[float]) -> dict[str, float]:
-    spread = statistics.stdev(values) if len(values) > 1 else 0.0
-    return {"test %": statistics.mean(values), "spread": spread}
+    return with_spread("test %", [{"test %": value} for value in values])
 
 
 def run(settings: Settings) -> dict[str, Any]:
     """Accuracies of the gates, and of the layers that Gaussian attention lets through most and least."""
     data, splits = small_images(settings, IMAGES)
-    device, classes = choose_device(settings.device or "auto"), len(splits.class_names)
+    device, classes = settings.chosen_device(), len(splits.class_names)
     gates: dict[str, list[float]] = {name: [] for name in GATES}
     sizes: dict[str, int] = {}
     chosen: dict[str, list[float]] = {}

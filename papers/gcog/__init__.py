@@ -9,8 +9,7 @@ PAPER = Paper(
         "question_splits": Experiment(
             "Which networks answer questions with more distractors, new pairs of operators and deeper programs?",
             "arXiv:2401.15030, figures 3 to 5; networks and sets are small",
-            "papers.gcog.question_splits",
-            (TRAINING - {"data", "data_root"}) | {"seeds", "variants"},
+            uses=(TRAINING - {"data", "data_root"}) | {"seeds", "variants"},
             smallest={
                 "data": None,
                 "epochs": 1,
@@ -24,7 +23,6 @@ PAPER = Paper(
         "question_facts": Experiment(
             "How are answers distributed, and what do both sides of the splits share?",
             "arXiv:2401.15030, section 2; the figures are the published generator's",
-            "papers.gcog.question_facts",
             constants={"QUESTIONS": 400},
         ),
     },

@@ -15,11 +15,11 @@ from mereo.data.questions.programs import Split
 from mereo.data.questions.scenes import Questions as Set
 from mereo.data.questions.world import RULE_ROWS
 from mereo.inference.evaluate import evaluate
-from mereo.pictures import new_figure, save_figure
 from mereo.tasks import Questions
 from mereo.tasks.questions import ASKED, CHANCE
 from mereo.training.config import TrainConfig
 from mereo.training.trainer import train
+from papers.common.pictures import draw_curves
 from papers.common.settings import Settings
 
 NETWORKS = {
@@ -72,7 +72,8 @@ def run(settings: Settings) -> dict[str, Any]:
     made["tables"]["Accuracy by the operator that answers, and by depth"] = by_operator
     made["notes"].append("held out: new questions of the training kind; chance: each operator's most frequent answer.")
     if curves:
-        _draw(curves, settings)
+        legend = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+        draw_curves(curves, "distractors", "accuracy", settings.folder / PICTURE, size=(6.2, 3.2), legend=legend)
         made["pictures"].append(PICTURE)
     return made
 
@@ -133,15 +134,3 @@ def _row(
         each = {group: statistics.mean(one[f"accuracy_{group}"] for one in found) for group in groups}
         by_operator.append({"split": family, "questions": name, "network": label, **each})
     return lines
-
-
-def _draw(curves: dict[str, dict[int, float]], settings: Settings) -> None:
-    figure = new_figure(6.2, 3.2)
-    axes = figure.subplots()
-    for name, values in curves.items():
-        axes.plot(list(values), list(values.values()), marker="o", label=name)
-    axes.set_xlabel("distractors")
-    axes.set_ylabel("accuracy")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
-    save_figure(figure, settings.folder / PICTURE)

@@ -9,14 +9,12 @@ PAPER = Paper(
         "displaced_reference": Experiment(
             "How well is a part of a reference found from elsewhere, with and without reposition?",
             "arXiv:2411.19261, the idea of reposition attention; the toy is ours",
-            "papers.ir_diffusion.displaced_reference",
-            frozenset({"seeds"}),
+            uses=frozenset({"seeds"}),
         ),
         "two_references": Experiment(
             "Do two subjects of a picture keep the looks of their references, and stay apart?",
             "arXiv:2411.19261, the question of its tables; network and scenes are ours",
-            "papers.ir_diffusion.two_references",
-            frozenset({"images", "seeds"}),
+            uses=frozenset({"images", "seeds"}),
             smallest={"data": None, "images": 2},
             constants={"STEPS": 1, "TIMES": 1},
         ),

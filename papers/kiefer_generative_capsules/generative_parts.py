@@ -14,18 +14,17 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from mereo.data import Batch, load_splits
+from mereo.data import Batch
 from mereo.data.images import Images
-from mereo.errors import UsageError
 from mereo.generative.generative_capsnet import GenerativeCapsNet
 from mereo.mechanisms.routing import DynamicRouting
-from mereo.runtime.device import choose_device
 from mereo.tasks.losses import many_hot, margin_loss
 from papers.common.classifiers import fitted
 from papers.common.fitting import batches, fit
+from papers.common.pictures import draw_curves
 from papers.common.settings import Settings
 from papers.kiefer_generative_capsules.occlusion import hide, random_square
-from papers.kiefer_generative_capsules.parts_pictures import draw_occlusion, draw_rebuilt, draw_samples
+from papers.kiefer_generative_capsules.parts_pictures import draw_rebuilt, draw_samples
 
 EPOCHS, LIMIT = {"digits": 60}, {"mnist": 10000}
 OCCLUSIONS = (0, 4, 8, 12)
@@ -56,13 +55,9 @@ class _CapsNet(torch.nn.Module):
 
 def run(settings: Settings) -> dict[str, Any]:
     """Learn parts, then parents, then compare."""
-    device, data = choose_device(settings.device or "auto"), str(settings.data)
-    splits = load_splits(
-        data, root=settings.data_root, img_size=28, validation_fraction=0.0, limit=settings.limit or LIMIT.get(data)
-    )
+    device, data = settings.chosen_device(), str(settings.data)
+    splits = settings.splits(28, LIMIT.get(data), single=True)
     train, test = splits.train, splits.test
-    if train.labels_per_image > 1:
-        raise UsageError(f"data is {data!r}, whose images hold several objects; this experiment takes one label each.")
     test = test.subset(torch.arange(min(settings.images or 2000, len(test))))
     epochs, size = settings.epochs or EPOCHS.get(data, 5), settings.batch_size or 64
     torch.manual_seed(0)
@@ -89,7 +84,11 @@ def run(settings: Settings) -> dict[str, Any]:
     hidden = random_square(few.images, 8, torch.Generator().manual_seed(1))
     draw_rebuilt(model, few.images, hidden, settings.folder / PICTURES[0])
     draw_samples(model, few.images[0], settings.folder / PICTURES[1])
-    draw_occlusion(OCCLUSIONS, curves, settings.folder / PICTURES[2])
+    draw_curves(
+        {name: dict(zip(OCCLUSIONS, values, strict=True)) for name, values in curves.items()},
+        "side of the occluding square in pixels", "accuracy in %", settings.folder / PICTURES[2], size=(6.0, 3.8),
+        marker=".",         legend={"fontsize": 8, "frameon": True},
+    )  # fmt: skip
     rows = [
         {"read from": name, **{f"{side} px %": value for side, value in zip(OCCLUSIONS, values, strict=True)}}
         for name, values in curves.items()

@@ -1,6 +1,6 @@
-"""The pictures of sparse inference: the entries of the class capsules under every condition, and the energies."""
+"""The picture of sparse inference: the entries of the class capsules under every condition."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -9,7 +9,6 @@ from mereo.core import lengths
 from mereo.pictures import displayable, new_figure, save_figure
 
 TRUE, WINNER, QUIET = "#2b8a3e", "#1971c2", "#adb5bd"
-SHADES = ("#1971c2", "#e8590c", "#2b8a3e", "#9c36b5", "#c2255c")
 
 
 def draw_activity(image: Tensor, label: int, poses: Mapping[str, Tensor], path: Path) -> None:
@@ -50,20 +49,4 @@ def draw_activity(image: Tensor, label: int, poses: Mapping[str, Tensor], path: 
             axes.set_yticks([])
     for place, axes in enumerate(grid[-1, 1:]):
         axes.set_xlabel(str(place), fontsize=8.5)
-    save_figure(figure, path)
-
-
-def draw_energy(curves: Mapping[str, Sequence[float]], path: Path) -> None:
-    """The mean energy over the steps of each descent."""
-    figure = new_figure(8.4, 3.8)
-    axes = figure.subplots()
-    for shade, (name, values) in zip(SHADES, curves.items(), strict=True):
-        axes.plot(values, color=shade, linewidth=1.8, label=f"{name}: {values[0]:.2f} to {values[-1]:.2f}")
-    axes.set_yscale("log")
-    axes.set_xlabel("step")
-    axes.set_ylabel("mean energy of an image")
-    axes.set_title("How the energy falls", fontsize=10, loc="left")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     save_figure(figure, path)

@@ -35,7 +35,7 @@ NOTES = [
 def run(settings: Settings) -> dict[str, Any]:
     """Train the missing runs, and compare accuracy, loss and sparsity with the paper's numbers."""
     output = str(settings.folder.parent)
-    overrides = {name: value for name in OVERRIDES if (value := getattr(settings, name)) is not None}
+    overrides = settings.given(OVERRIDES)
     plan = ("kiefer_routing", KIEFER_ROUTING, settings.seeds, output, overrides, settings.variants)
     configs = configurations(*plan)
     rows = run_study(*plan, say=settings.say)

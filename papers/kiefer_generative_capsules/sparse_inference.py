@@ -4,7 +4,6 @@ The networks are the runs `routed` and `unrouted` of kiefer_routing where they a
 is given; else two narrow ones are trained first.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,14 @@ from mereo.data import Batch
 from mereo.errors import UsageError
 from mereo.generative.predictive_coding import Inference, infer, label_energies
 from mereo.models import CapsuleClassifier, load
-from mereo.runtime.device import choose_device
-from mereo.runtime.text import duration
 from mereo.training.config import TrainConfig
 from mereo.training.run_folder import RunFolder
 from mereo.training.studies import Study, Variant, finish_runs, plan_runs
+from papers.common.fitting import progress
+from papers.common.pictures import draw_curves
 from papers.common.settings import Settings
 from papers.common.studies import configurations
-from papers.kiefer_generative_capsules.inference_pictures import draw_activity, draw_energy
+from papers.kiefer_generative_capsules.inference_pictures import draw_activity
 from papers.kiefer_generative_capsules.sparsity import hoyer_sparsity, winner_share
 from papers.kiefer_generative_capsules.studies import KIEFER_ROUTING
 from papers.kiefer_generative_capsules.test_images import take_test_images
@@ -64,14 +63,14 @@ NOTES = [
 
 def run(settings: Settings) -> dict[str, Any]:
     """Two pictures and two tables on some test images."""
-    device = choose_device(settings.device or "auto")
+    device = settings.chosen_device()
     folders = _networks(settings)
     routed, unrouted = (_load(folders[name].last, device) for name in ("routed", "unrouted"))
     own = folders["unrouted"].path.is_relative_to(settings.folder)
     count = settings.images or (IMAGES if own or device.type != "cpu" else FEW)
     batch = take_test_images(unrouted, str(settings.data), settings.data_root, count, device)
     inferences = {
-        name: infer(unrouted, batch.images, batch.labels, steps=STEPS, **how, progress=_progress(settings.say, name))
+        name: infer(unrouted, batch.images, batch.labels, steps=STEPS, **how, progress=progress(settings.say, name))
         for name, (how, _) in CONDITIONS.items()
     }
     with torch.no_grad():
@@ -82,7 +81,12 @@ def run(settings: Settings) -> dict[str, Any]:
     poses = {**forward, **{name: inference.classes for name, inference in inferences.items()}}
     shown = {name: p[0].cpu() for name, p in poses.items() if "proximal" not in name}
     draw_activity(batch.images[0].cpu(), int(batch.labels[0]), shown, settings.folder / PICTURES[0])
-    draw_energy({name: f.energy.mean(0).tolist() for name, f in inferences.items()}, settings.folder / PICTURES[1])
+    energies = [(name, f.energy.mean(0).tolist()) for name, f in inferences.items()]
+    draw_curves(
+        {f"{name}: {values[0]:.2f} to {values[-1]:.2f}": dict(enumerate(values)) for name, values in energies},
+        "step", "mean energy of an image", settings.folder / PICTURES[1], size=(8.4, 3.8), marker="",
+        legend={"fontsize": 8, "loc": "upper left", "bbox_to_anchor": (1, 1)}, yscale="log",
+    )  # fmt: skip
     where = f"{len(batch.labels)} test images"
     return {
         "networks": {name: str(folder.path) for name, folder in folders.items()},
@@ -104,7 +108,7 @@ def _load(path: Path, device: torch.device) -> CapsuleClassifier:
 
 def _networks(settings: Settings) -> dict[str, RunFolder]:
     """The runs of the routed and the unrouted network, which are trained if they do not exist."""
-    asked = {name: value for name in TRAINING if (value := getattr(settings, name)) is not None}
+    asked = settings.given(TRAINING)
     output = str(settings.folder.parent)
     plan = ("kiefer_routing", KIEFER_ROUTING, 1, output, {"data": settings.data}, list(NETWORKS.variants))
     published = _folders(configurations(*plan))
@@ -141,25 +145,10 @@ def _accuracies(
 ) -> list[dict[str, Any]]:
     rows = [{"classifier": name, "%": _percent(lengths(p), batch.labels)} for name, p in forward.items()]
     for title, penalty in (("ten clamped labels", 0.0), ("ten clamped labels, L1", PENALTY)):
-        energies = label_energies(unrouted, batch.images, steps=STEPS, penalty=penalty, progress=_progress(say, title))
+        energies = label_energies(unrouted, batch.images, steps=STEPS, penalty=penalty, progress=progress(say, title))
         rows.append({"classifier": title, "%": _percent(-energies, batch.labels)})
     return rows
 
 
 def _percent(scores: Tensor, labels: Tensor) -> float:
     return 100 * (scores.argmax(1) == labels).float().mean().item()
-
-
-def _progress(say: Callable[[str], None], title: str) -> Callable[[int, int], None]:
-    """Prints every ten seconds how many steps of a descent are done, and the time left."""
-    began = last = time.monotonic()
-
-    def show(done: int, total: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last > 10 or done == total:
-            last = now
-            left = duration((now - began) * (total - done) / done)
-            say(f"{title}: {done:,} of {total:,} steps" + ("" if done == total else f", {left} left"))
-
-    return show

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from mereo.core import lengths, record
-from mereo.data import Batch, OverlaidPairs, load_splits
+from mereo.data import Batch, OverlaidPairs
 from mereo.data.images import Images, ImageSet
 from mereo.errors import UsageError
 from mereo.generative import CapsuleMixture
 from mereo.mechanisms.attention import TopDownAttention
 from mereo.models.capsule.capsnet import CapsNet
-from mereo.runtime.device import choose_device
 from mereo.tasks.losses import many_hot, margin_loss
 from papers.common.fitting import batches, fit
+from papers.common.pictures import draw_curves
 from papers.common.settings import Settings
-from papers.kiefer_generative_capsules.top_down_pictures import Shown, draw_assignments, draw_entropies
+from papers.kiefer_generative_capsules.top_down_pictures import Shown, draw_assignments
 
 ITERATIONS, IMAGES, SHOWN = 10, 512, 5
 FIELD, MIDDLE, STEP = 17, 9, 2
@@ -40,7 +40,7 @@ NOTES = [
 
 def run(settings: Settings) -> dict[str, Any]:
     """Train, then assign the parts of test overlays to the two predicted digits."""
-    device, data = choose_device(settings.device or "auto"), str(settings.data)
+    device, data = settings.chosen_device(), str(settings.data)
     epochs, size = settings.epochs or EPOCHS.get(data, 3), settings.batch_size or 64
     train, test, names = _overlays(settings, data)
     torch.manual_seed(0)
@@ -69,9 +69,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def _overlays(settings: Settings, data: str) -> tuple[OverlaidPairs, Images, tuple[str, ...]]:
-    splits = load_splits(
-        data, root=settings.data_root, img_size=28, in_chans=1, validation_fraction=0.0, limit=settings.limit or 10000
-    )
+    splits = settings.splits(28, 10000, in_chans=1)
     train, test = splits.train, splits.test
     if not (isinstance(train, ImageSet) and isinstance(test, ImageSet)):
         raise UsageError(f"data is {data!r}, whose images hold several objects already; give a set of single ones.")
@@ -118,7 +116,12 @@ def _measure(
     curves = {key: (value / images).tolist() for key, value in entropy.items()}
     assert shown is not None
     draw_assignments(shown, settings.folder / PICTURES[0])
-    draw_entropies({_title(key): value for key, value in curves.items()}, settings.folder / PICTURES[1])
+    steps_of = {_title(key): dict(enumerate(value, 1)) for key, value in curves.items()}
+    dashed = {_title(key): {"linestyle": "--"} for key in curves if key[1]}
+    draw_curves(
+        steps_of, "iteration", "entropy of a part's couplings in bits", settings.folder / PICTURES[1], size=(6.4, 3.8),
+        marker=".", style=dashed, legend={"fontsize": 8, "frameon": True}, ylim=(0, 1.03),
+    )  # fmt: skip
     rows = [_row(key, right[key] / weight, curves.get(key)) for key in right]
     settings.say(f"both digits predicted: {both} of {images}")
     return {

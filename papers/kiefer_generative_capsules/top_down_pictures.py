@@ -1,6 +1,6 @@
-"""The pictures of top-down attention: the digit that each place of an overlay is assigned to, and the entropies."""
+"""The pictures of top-down attention: the digit that each place of an overlay is assigned to."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,19 +50,4 @@ def draw_assignments(shown: Shown, path: Path) -> None:
             axes.set_title(name, fontsize=8)
         for axes in all_axes:
             axes.set_axis_off()
-    save_figure(figure, path)
-
-
-def draw_entropies(curves: Mapping[str, Sequence[float]], path: Path) -> None:
-    """The mean entropy of the couplings over the iterations."""
-    figure = new_figure(6.4, 3.8)
-    axes = figure.subplots()
-    for name, values in curves.items():
-        dashed = "accumulated" in name
-        axes.plot(range(1, len(values) + 1), values, "--" if dashed else "-", marker=".", label=name)
-    axes.set_xlabel("iteration")
-    axes.set_ylabel("entropy of a part's couplings in bits")
-    axes.set_ylim(0, 1.03)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
     save_figure(figure, path)

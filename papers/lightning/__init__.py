@@ -9,8 +9,7 @@ PAPER = Paper(
         "language_models": Experiment(
             "What does linear attention with decay cost in bits per byte, and what does it gain in speed?",
             "arXiv:2405.17381, tables 1 and 2 and figure 1; networks and text are ours",
-            "papers.lightning.language_models",
-            TRAINING | {"seeds"},
+            uses=TRAINING | {"seeds"},
             data="pystdlib",
             smallest={"data": "pystdlib", "limit": 32, "images": 2, "batch_size": 8},
             constants={"LENGTHS": (16, 32), "ROUNDS": 1},

@@ -6,6 +6,7 @@ Both networks read the same windows in the same order and differ in their mixer 
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from mereo.data import TokenWindows, load_splits
 from mereo.errors import UsageError
 from mereo.inference.evaluate import evaluate
 from mereo.models import SequenceModel, create_model
-from mereo.runtime.device import choose_device
+from mereo.runtime.turns import median_seconds
 from mereo.tasks import Language
 from mereo.tasks.language import LanguageObjective, compressed_bits
 from papers.common.fitting import fit
@@ -39,7 +40,7 @@ def make(network: str, seed: int, device: torch.device) -> SequenceModel:
 
 def run(settings: Settings) -> dict[str, Any]:
     """Tables of bits per byte and of speed, and a picture of the speed over lengths."""
-    data, device = settings.data or "pystdlib", choose_device(settings.device or "auto")
+    data, device = settings.data or "pystdlib", settings.chosen_device()
     context = make("TNL", 0, device).context
     limit = WINDOWS if settings.limit is None else settings.limit
     splits = load_splits(data, length=context, root=settings.data_root, limit=limit)
@@ -129,17 +130,15 @@ def speeds(
     for length in LENGTHS:
         tokens = torch.arange(length, device=device).remainder(256).unsqueeze(0)
         ready = {name: prepare(model, tokens) for name, model in models.items()}
-        times: dict[str, list[float]] = {name: [] for name in models}
-        for turn in range(ROUNDS + 1):
-            for name, (work, _) in ready.items():
-                began = time.perf_counter()
-                work()
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
-                if turn:  # the first one warms up
-                    times[name].append(time.perf_counter() - began)
+
+        def timed(work: Callable[[], object]) -> None:
+            work()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+
+        times = median_seconds({name: partial(timed, work) for name, (work, _) in ready.items()}, ROUNDS)
         for name, (_, count) in ready.items():
-            rates[name][length] = count / statistics.median(times[name])
+            rates[name][length] = count / times[name]
     return rates
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mereo.bench.counting import FLOAT
 from mereo.bench.suite import Contender, Mode, Setting, Suite, Work, Workload
+from mereo.bench.suites import attention
 from mereo.mechanisms.scan import decay_slopes, lightning_attention
 from papers.common.long_sequences import LENGTHS, causal_sdpa, pairs
 
@@ -15,9 +16,7 @@ BLOCK = 64
 
 def inputs(setting: Setting, mode: Mode) -> tuple[Any, ...]:
     """Queries, keys, values (batch, heads, tokens, dim), and slopes (heads,)."""
-    shape = tuple(setting.size(name) for name in ("batch", "heads", "tokens", "dim"))
-    tensors = (torch.randn(shape, device=setting.device).requires_grad_(mode == "training") for _ in range(3))
-    return *tensors, torch.tensor(decay_slopes(setting.size("heads")), device=setting.device)
+    return *attention.inputs(setting, mode), torch.tensor(decay_slopes(setting.size("heads")), device=setting.device)
 
 
 def work(setting: Setting, mode: Mode) -> Work:

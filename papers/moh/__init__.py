@@ -9,8 +9,7 @@ PAPER = Paper(
         "mixture_of_heads": Experiment(
             "Does a network stay accurate when each token uses some of the heads, and are all heads used?",
             "arXiv:2410.11842",
-            "papers.moh.mixture_of_heads",
-            (TRAINING | {"seeds"}) - {"images"},
+            uses=(TRAINING | {"seeds"}) - {"images"},
             data="digits",
         ),
     },

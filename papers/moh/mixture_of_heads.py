@@ -11,31 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import added_losses, record
-from mereo.data import Batch, Splits, load_splits
-from mereo.mechanisms.attention import HeadRouter, MultiHeadAttention
+from mereo.data import Batch, Splits
+from mereo.mechanisms.attention import HeadRouter
 from mereo.mechanisms.attention.sparse import BALANCE_WEIGHT
-from mereo.runtime.device import choose_device
 from mereo.surgery import moh
+from papers.common.deep_networks import PatchBlock
 from papers.common.fitting import batches, fit
 from papers.common.settings import Settings
 
 SHARES = (0.75, 0.5)
 DIM, HEADS, DEPTH, PATCH, SIZE = 64, 8, 3, 2, 16
 EPOCHS, FURTHER, BATCH, RATE = 8, 2, 64, 2e-3
-
-
-class _Block(nn.Module):
-    """x += attention(norm(x)); x += feed_forward(norm(x))."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(DIM), nn.LayerNorm(DIM)
-        self.attn = MultiHeadAttention(DIM, HEADS)
-        self.mlp = nn.Sequential(nn.Linear(DIM, 2 * DIM), nn.GELU(), nn.Linear(2 * DIM, DIM))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
 
 
 class _Transformer(nn.Module):
@@ -45,7 +31,7 @@ class _Transformer(nn.Module):
         super().__init__()
         self.patches = nn.Conv2d(channels, DIM, PATCH, PATCH)
         self.positions = nn.Parameter(0.02 * torch.randn(1, (side // PATCH) ** 2, DIM))
-        self.blocks = nn.Sequential(*(_Block() for _ in range(DEPTH)))
+        self.blocks = nn.Sequential(*(PatchBlock(DIM, HEADS, 2 * DIM) for _ in range(DEPTH)))
         self.norm, self.head = nn.LayerNorm(DIM), nn.Linear(DIM, classes)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -57,7 +43,7 @@ def _train(
     model: nn.Module, splits: Splits, settings: Settings, title: str, epochs: int, rate: float, seed: int
 ) -> None:
     """Cross-entropy, and the balance of heads if there are routers."""
-    device = choose_device(settings.device or "auto")
+    device = settings.chosen_device()
     model.to(device).train()
 
     def loss(batch: Batch) -> Tensor:
@@ -72,7 +58,7 @@ def _train(
 
 @torch.no_grad()
 def _accuracy(model: nn.Module, splits: Splits, settings: Settings) -> float:
-    device, right = choose_device(settings.device or "auto"), 0
+    device, right = settings.chosen_device(), 0
     model.eval()
     for batch in batches(splits.test, 250, device):
         right += int((model(2 * batch.images - 1).argmax(1) == batch.labels).sum())
@@ -87,7 +73,7 @@ def _use(model: nn.Module, splits: Splits, settings: Settings) -> tuple[float, f
         return 1.0, 1.0
     batch = splits.test.batch(torch.arange(min(100, len(splits.test))))
     with record(model.eval()) as trace:
-        model(2 * batch.images.to(choose_device(settings.device or "auto")) - 1)
+        model(2 * batch.images.to(settings.chosen_device()) - 1)
     often = torch.cat(
         [(trace[f"{name}.gates"][..., m.shared :] != 0).float().mean((0, 1)) for name, m in routers.items()]
     )
@@ -97,7 +83,7 @@ def _use(model: nn.Module, splits: Splits, settings: Settings) -> tuple[float, f
 def run(settings: Settings) -> dict[str, Any]:
     """A table: accuracy and use of heads, of networks continued from the dense one and trained from the start."""
     data = str(settings.data)
-    splits = load_splits(data, root=settings.data_root, img_size=SIZE, limit=settings.limit, validation_fraction=0.0)
+    splits = settings.splits(SIZE)
     channels, classes = splits.train.image_shape[0], len(splits.class_names)
     epochs = settings.epochs or EPOCHS
     by_name: dict[str, list[tuple[float, float, float]]] = {}

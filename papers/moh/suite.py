@@ -1,32 +1,27 @@
 """Mixture of heads: a vision transformer with all heads for every token, and with some of them."""
 
+from functools import partial
+from typing import Any
+
 import torch
 
-from mereo.bench.suite import Contender, Mode, Setting, Suite, Workload
+from mereo.bench.suite import Contender, Setting, Suite
 from mereo.surgery import moh
-from papers.common.deit import host, inputs, work
+from papers.common.deit import contender, inputs, work
 
 
-def _contender(setting: Setting, name: str, active: float, method: str = "auto") -> Contender:
-    def build(mode: Mode) -> Workload:
-        model = host(setting)
-        if active < 1:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
-                model = moh(model, active, routing="tokens", method=method)
-        if mode == "training":
-            return Workload(model.train(), leaves=tuple(model.parameters()))
-        return Workload(torch.inference_mode()(model.eval()))
-
-    return Contender(name, build, "contender" if active == 1 else "unchecked")
+def _mixed(model: Any, active: float, method: str = "auto") -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return moh(model, active, routing="tokens", method=method)
 
 
 def contenders(setting: Setting) -> tuple[Contender, ...]:
     """The host first; the others compute something else on purpose."""
     return (
-        _contender(setting, "host", 1.0),
-        *(_contender(setting, f"{active:.0%} of heads", active) for active in (0.75, 0.5)),
-        _contender(setting, "50% of heads, all computed", 0.5, "dense"),
+        contender(setting, "host"),
+        *(contender(setting, f"{active:.0%} of heads", partial(_mixed, active=active)) for active in (0.75, 0.5)),
+        contender(setting, "50% of heads, all computed", partial(_mixed, active=0.5, method="dense")),
     )
 
 

@@ -10,8 +10,7 @@ PAPER = Paper(
         "capsule_head": Experiment(
             "What does a capsule head change, compared with a linear head on the same maps of a backbone?",
             "arXiv:2508.16922; capsules on other backbones are ours",
-            "papers.mspcaps.capsule_head",
-            TRAINING,
+            uses=TRAINING,
             data="cifar10",
         ),
     },

@@ -1,7 +1,6 @@
 """The maps of a frozen backbone for its heads, computed once: maps averaged over the patches that the heads read."""
 
 from collections.abc import Sequence
-from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from mereo.data import Batch
 from mereo.data.images import BatchOptions, Images
+from mereo.data.tensor_set import TensorSet
 from mereo.errors import UsageError
 from mereo.inference.evaluate import normalise
 from mereo.inference.mode import evaluating
@@ -16,7 +16,7 @@ from mereo.models.on_backbone import OnBackbone
 from papers.common.fitting import batches
 
 
-class AveragedMaps(Images):
+class AveragedMaps(TensorSet):
     """The maps of images, averaged over equal patches; a batch has them as `images`, a row of numbers for each.
 
     Patches that divide a map keep its mean and the means of its patches, so that heads which read only those compute
@@ -28,12 +28,11 @@ class AveragedMaps(Images):
         class_names: of the labels.
     """
 
+    of_samples = ("rows", "labels")
+
     def __init__(self, maps: Sequence[Tensor], labels: Tensor, class_names: tuple[str, ...]) -> None:
         self.shapes = [tuple(x.shape[1:]) for x in maps]
         self.rows, self.labels, self.class_names = torch.cat([x.flatten(1) for x in maps], 1), labels, class_names
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -48,15 +47,6 @@ class AveragedMaps(Images):
         sizes = [torch.Size(shape).numel() for shape in self.shapes]
         parts = rows.split(sizes, 1)
         return [part.unflatten(1, shape) for part, shape in zip(parts, self.shapes, strict=True)]
-
-    def _like(self, rows: Tensor, labels: Tensor) -> Self:
-        return type(self)(self.unpack(rows), labels, self.class_names)
-
-    def to(self, device: torch.device | str) -> Self:
-        return self._like(self.rows.to(device), self.labels.to(device))
-
-    def subset(self, indices: Tensor) -> Self:
-        return self._like(self.rows[indices], self.labels[indices])
 
     def make_batch(self, indices: Tensor, options: BatchOptions) -> Batch:
         if options.augmentation is not None or options.crop is not None:

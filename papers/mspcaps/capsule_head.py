@@ -5,7 +5,6 @@ backbone, which stays as it is, so that its maps are computed once. All see the 
 that an earlier run trained with the same settings is read from its file.
 """
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.data import Batch, load_splits
+from mereo.data import Batch
 from mereo.data.images import Images, ImageSet
 from mereo.data.split import stratified
 from mereo.errors import MereoError, UsageError
@@ -23,9 +22,9 @@ from mereo.inference.mode import evaluating
 from mereo.models import VisionModel, create_model, load, save_weights
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.weights import read_metadata
-from mereo.runtime.device import choose_device
 from mereo.tasks.losses import score_loss
 from papers.common.fitting import batches, fit
+from papers.common.measures import seconds_an_image
 from papers.common.settings import Settings
 from papers.mspcaps.averaged_maps import AveragedMaps, averaged_maps
 from papers.mspcaps.capsule_head_pictures import draw_curves
@@ -56,13 +55,10 @@ NOTES = [
 
 def run(settings: Settings) -> dict[str, Any]:
     """Train the four networks, measure them, and draw accuracy under noise."""
-    device, data = choose_device(settings.device or "auto"), str(settings.data)
+    device, data = settings.chosen_device(), str(settings.data)
     photos = Path(data).exists()
     side = PHOTO_SIDE if photos else SIDE
-    splits = load_splits(
-        data, root=settings.data_root, img_size=side, in_chans=3, validation_fraction=0.0,
-        limit=settings.limit or 5000,
-    )  # fmt: skip
+    splits = settings.splits(side, 5000, in_chans=3)
     test = _some(splits.test, settings.images or 1000)
     networks: dict[str, VisionModel] = {}
     losses: dict[str, list[float]] = {}
@@ -153,14 +149,7 @@ def _speed(networks: Mapping[str, VisionModel], test: Images, device: torch.devi
     """Milliseconds an image of each network, ready for inference, in alternating rounds."""
     ready = {name: model.fuse() for name, model in networks.items()}
     images = test.batch(torch.arange(TIMED) % len(test), device=device).images
-    taken: dict[str, list[float]] = {name: [] for name in ready}
-    with torch.inference_mode():
-        for _ in range(ROUNDS + 1):
-            for name, model in ready.items():
-                began = time.perf_counter()
-                model(images).sum().item()
-                taken[name].append(time.perf_counter() - began)
-    return {name: 1000 * sorted(times[1:])[ROUNDS // 2] / len(images) for name, times in taken.items()}
+    return {name: 1000 * seconds for name, seconds in seconds_an_image(ready, images, ROUNDS).items()}
 
 
 def _spread(count: int) -> str:

@@ -13,14 +13,14 @@ from scipy.ndimage import binary_erosion, distance_transform_edt
 from torch import Tensor
 
 import mereo
-from mereo.data import Augmentation, Batch, load_splits
+from mereo.data import Augmentation, Batch
 from mereo.data.images import Images
 from mereo.pictures import new_figure, save_figure
-from mereo.runtime.device import choose_device
 from mereo.tasks.base import Objective
 from mereo.tasks.mask_pictures import overlay
 from mereo.tasks.segmentation import SegmentationObjective
 from papers.common.fitting import batches, fit
+from papers.common.measures import span
 from papers.common.settings import Settings
 
 WIDTHS, WIDTH, SIDE = (16, 32, 64, 128), 8, 48
@@ -87,8 +87,8 @@ def _loss(objective: Objective, batch: Batch) -> Tensor:
 
 def run(settings: Settings) -> dict[str, Any]:
     """A row for each network over all seeds, and a picture of masks and of attention."""
-    device = choose_device(settings.device or "auto")
-    splits = load_splits(str(settings.data), root=settings.data_root, limit=settings.limit, img_size=SIDE)
+    device = settings.chosen_device()
+    splits = settings.splits(SIDE, validation_fraction=0.1)
     test = splits.test.subset(torch.arange(min(settings.images or len(splits.test), len(splits.test))))
     names, rows, kept = splits.class_names, [], {}
     for name in settings.chosen(VARIANTS):
@@ -105,16 +105,13 @@ def run(settings: Settings) -> dict[str, Any]:
                 found[key].append(values)
             if seed == 0 and name in DRAWN:
                 kept[name] = model
-        means = [100 * statistics.mean(values) for values in found["dice"]]
         together = [value for values in found["dice"] for value in values]
         apart = [value for values in found["distance"] for value in values]
         rows.append(
             {
                 "network": name,
                 "parameters": sum(p.numel() for p in model.parameters()),
-                "dice %": statistics.mean(means),
-                "least": min(means),
-                "most": max(means),
+                **span("dice %", [100 * statistics.mean(values) for values in found["dice"]]),
                 "deviation over organs": 100 * statistics.pstdev(together),
                 "missed %": 100 * (1 - len(apart) / len(together)),
                 "distance": statistics.mean(apart) if apart else 0.0,

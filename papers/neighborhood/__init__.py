@@ -9,7 +9,6 @@ PAPER = Paper(
         "neighborhood": Experiment(
             "How much faster is neighbourhood attention by products of tiles, and fused, than by copying every window?",
             "arXiv:2403.04690",
-            "papers.neighborhood.neighborhood",
             constants={"SIZES": {1: ((40,), (3,)), 2: ((8, 8), (3,))}, "ROUNDS": 1},
         ),
     },

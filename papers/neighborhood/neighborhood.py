@@ -3,14 +3,14 @@
 Only the operator, forward, in one and two dimensions; the ways take turns, and the medians are compared.
 """
 
-import time
-from statistics import median
+from functools import partial
 from typing import Any
 
 import torch
 
 from mereo.core.kernels import library
 from mereo.mechanisms.attention import neighborhood_attention
+from mereo.runtime.turns import median_seconds
 from papers.common.settings import Settings
 
 SIZES: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {1: ((2048,), (15, 31, 63)), 2: ((40, 40), (5, 7, 9, 13))}
@@ -25,14 +25,8 @@ REPORTED = {("tiles", 1): 895, ("tiles", 2): 272, ("compiled", 1): 1607, ("compi
 def seconds(grid: tuple[int, ...], window: int, ways: tuple[str, ...], rounds: int = ROUNDS) -> dict[str, float]:
     """The median time of each way; they take turns."""
     q, k, v = (torch.randn(1, *grid, HEADS, DIM, generator=torch.Generator().manual_seed(i)) for i in range(3))
-    times: dict[str, list[float]] = {way: [] for way in ways}
-    for number in range(rounds + 1):
-        for way in ways:
-            began = time.perf_counter()
-            neighborhood_attention(q, k, v, window, method=way)
-            if number:
-                times[way].append(time.perf_counter() - began)
-    return {way: median(values) for way, values in times.items()}
+    calls = {way: partial(neighborhood_attention, q, k, v, window, method=way) for way in ways}
+    return median_seconds(calls, rounds)
 
 
 def run(settings: Settings) -> dict[str, Any]:

@@ -9,8 +9,7 @@ PAPER = Paper(
         "mixer_gating": Experiment(
             "Does it help that the Mixer in NiNformer multiplies the tokens?",
             "arXiv:2403.02411, section 4",
-            "papers.ninformer.mixer_gating",
-            TRAINING | {"seeds"},
+            uses=TRAINING | {"seeds"},
             data="mnist",
             constants={"DIM": 8, "HIDDEN": 16},
         ),

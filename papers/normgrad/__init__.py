@@ -11,15 +11,13 @@ PAPER = Paper(
         "saliency_methods": Experiment(
             "Which methods of saliency find the object, depend on its class, and pass checks, at which depth?",
             "arXiv:2004.02866, sections 4 and 5; images and networks are ours",
-            "papers.normgrad.saliency_methods",
-            frozenset({"images", "variants"}),
+            uses=frozenset({"images", "variants"}),
             smallest={"images": 3},
             constants=SMALL,
         ),
         "normgrad_cost": Experiment(
             "How long does NormGrad of all layers take, in passes of one gradient?",
             "arXiv:2004.02866, section 3.3",
-            "papers.normgrad.normgrad_cost",
             constants={"ROUNDS": 1, "BATCH": 1},
         ),
     },

@@ -6,10 +6,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.optim.lr_scheduler import OneCycleLR
 
 import mereo
 from mereo.data.sets.shape_masks import CLASSES, inside_shape
 from mereo.models import VisionModel
+from papers.common.fitting import follow
 
 NAMES = CLASSES[1:]
 SIDE = 32
@@ -66,8 +68,7 @@ def train(model: VisionModel, scenes: Scenes, steps: int, batch: int) -> None:
 
     The loss is the cross entropy of each shape by itself, of capsules with their lengths as probabilities.
     """
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
+    schedule = OneCycleLR(torch.optim.Adam(model.parameters(), lr=1e-3), 3e-3, total_steps=steps)
     draws = torch.Generator().manual_seed(1)
     loss_of = F.binary_cross_entropy if model.score_kind == "lengths" else F.binary_cross_entropy_with_logits
     torch.manual_seed(0)
@@ -80,8 +81,5 @@ def train(model: VisionModel, scenes: Scenes, steps: int, batch: int) -> None:
         loss = loss_of(
             scores.clamp(1e-4, 1 - 1e-4) if model.score_kind == "lengths" else scores, scenes.present[chosen].float()
         )
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
+        follow(schedule, loss)
     model.eval()

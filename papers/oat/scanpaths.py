@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import OneCycleLR
 
 import mereo
 from mereo.data import Batch
@@ -18,6 +19,7 @@ from mereo.inference.evaluate import evaluate
 from mereo.tasks import Scanpaths
 from mereo.tasks.scanpaths import Scanned, ScanpathsObjective, fixations_of
 from mereo.tasks.shelf_pictures import draw_shelves
+from papers.common.fitting import follow
 from papers.common.settings import Settings
 
 STEPS, BATCH, RATE, SCENES, TESTED = 400, 50, 3e-3, 2000, 150
@@ -85,16 +87,12 @@ def trained(settings: Settings, version: str, seed: int, device: str) -> Any:
     train = make_shelves(LAYOUTS["4 x 5"], settings.limit or SCENES, seed).to(device)
     objective, generator = ScanpathsObjective(model).train(), torch.Generator().manual_seed(seed)
     optimiser = torch.optim.Adam((each for each in model.parameters() if each.requires_grad), RATE, fused=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, RATE, total_steps=STEPS, pct_start=0.1)
+    schedule = OneCycleLR(optimiser, RATE, total_steps=STEPS, pct_start=0.1)
     losses = list[float]()
     for step in range(STEPS):
         places = torch.randint(len(train), (settings.batch_size or BATCH,), generator=generator)
         loss, _ = objective(train.batch(places))
-        optimiser.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        schedule.step()
+        follow(schedule, loss, clip=1.0)
         losses.append(loss.item())
         if step % 50 == 49:
             settings.say(f"step {step + 1}, loss {sum(losses[-50:]) / 50:.3f}")

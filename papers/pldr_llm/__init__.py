@@ -9,8 +9,7 @@ PAPER = Paper(
         "graph_spread": Experiment(
             "Does G depend on the prompt, before and after training, and what does a learned G gain?",
             "arXiv:2502.13502, sections 3 and 4; text and sizes are ours",
-            "papers.pldr_llm.graph_spread",
-            (TRAINING - {"device"}) | {"seeds", "variants"},
+            uses=(TRAINING - {"device"}) | {"seeds", "variants"},
             data="pystdlib",
             smallest={"data": "pystdlib", "limit": 8, "images": 2, "batch_size": 4},
             constants={"PROMPTS": 3},

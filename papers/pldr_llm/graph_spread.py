@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.data import TokenWindows, load_splits
-from mereo.errors import unknown
+from mereo.data import TokenWindows
 from mereo.mechanisms.attention.dense.power_law_graph import Deduced
 from mereo.models import create_model
 from mereo.models.sequence import PLDRLLM
 from mereo.tasks.language import LanguageObjective, inputs_and_targets, token_losses
 from papers.common.fitting import batches, fit
+from papers.common.measures import span
 from papers.common.settings import Settings
 
 ALL = "all"
@@ -100,20 +100,15 @@ def _train(name: str, train: TokenWindows, settings: Settings, seed: int) -> PLD
 
 def run(settings: Settings) -> dict[str, Any]:
     """Tables of bits per byte, and of the spread of the deductive outputs before and after training."""
-    for name in settings.variants:
-        if name not in VARIANTS:
-            raise unknown("variant", name, VARIANTS)
     data = str(settings.data)
-    splits = load_splits(data, length=CONTEXT, root=settings.data_root, limit=settings.limit or WINDOWS)
-    train, whole = splits.train, splits.test
-    assert isinstance(train, TokenWindows) and isinstance(whole, TokenWindows)
+    train, whole = settings.windows(CONTEXT, WINDOWS)
     tested = min(settings.images or TESTED, len(whole) - 1)
     test = whole.subset(torch.arange(tested) * ((len(whole) - 1) // tested))
     count = min(PROMPTS, len(whole) - 1)
     prompts = whole.batch(torch.arange(count) * ((len(whole) - 1) // count)).tokens
     assert prompts is not None
     rows, spreads = [], []
-    for name in settings.variants or tuple(VARIANTS):
+    for name in settings.chosen(VARIANTS):
         runs = []
         for seed in range(settings.seeds):
             model = _train(name, train, settings, seed)
@@ -132,9 +127,7 @@ def run(settings: Settings) -> dict[str, Any]:
             {
                 "G": name,
                 "parameters": sum(p.numel() for p in model.parameters()),
-                "bits per byte, G kept": statistics.mean(bits),
-                "least": min(bits),
-                "most": max(bits),
+                **span("bits per byte, G kept", bits),
                 "bits per byte, one pass": statistics.mean(each["one pass"] for each in runs),
                 "scores apart": max(each["apart"] for each in runs),
             }

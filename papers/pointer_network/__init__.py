@@ -9,8 +9,7 @@ PAPER = Paper(
         "pointers": Experiment(
             "What does pointing add to an LSTM, and how far do tours grow beyond the lengths that were trained?",
             "arXiv:1506.03134, tables 1 and 2; networks are small and points are ours",
-            "papers.pointer_network.pointers",
-            (TRAINING - {"data", "data_root"}) | {"variants"},
+            uses=(TRAINING - {"data", "data_root"}) | {"variants"},
             smallest={"data": None, "epochs": 1, "limit": 64, "batch_size": 32, "images": 4},
             constants={
                 "DIMS": {"hull": 8, "tour": 8, "triangles": 8},

@@ -7,13 +7,13 @@ tours of 5 to 20 points, another the triangles of five.
 from typing import Any
 
 from mereo.data.pointing import length_of, shortest_tours
-from mereo.data.points import PointSets, Range, make_sets
+from mereo.data.points import PointSets, make_sets
 from mereo.data.sets import convex_hull, delaunay, tours
 from mereo.inference.evaluate import evaluate
-from mereo.pictures import new_figure, save_figure
 from mereo.tasks import Pointers
 from mereo.training.config import TrainConfig
 from mereo.training.trainer import train
+from papers.common.pictures import draw_curves
 from papers.common.settings import Settings
 
 DIMS, SPREADS = {"hull": 64, "tour": 128, "triangles": 64}, {"hull": 0.3, "tour": 0.2, "triangles": 0.3}
@@ -54,8 +54,7 @@ def _trained(settings: Settings, problem: str, data: str, attention: str, most: 
 
 
 def _tested(settings: Settings, problem: str, answers: Any, number: int) -> PointSets:
-    counts = Range(number, number, {})
-    return make_sets(problem, answers, counts, SEED + number, settings.images or TESTED)
+    return make_sets(problem, answers, number, number, SEED + number, settings.images or TESTED)
 
 
 def _figures(model: Any, split: PointSets, problem: str, beam: int = 1) -> dict[str, float]:
@@ -81,7 +80,7 @@ def _hulls(settings: Settings, made: dict[str, Any]) -> None:
             )  # fmt: skip
     made["tables"]["Convex hulls, trained on 5 to 10 points"] = rows
     made["notes"].append("area is FAIL where more than 1 % of the outputs are not simple polygons, as in the paper.")
-    _draw(curves, "points", "accuracy", settings.folder / HULLS)
+    draw_curves(curves, "points", "accuracy", settings.folder / HULLS)
     made["pictures"].append(HULLS)
 
 
@@ -110,7 +109,7 @@ def _tours(settings: Settings, made: dict[str, Any]) -> None:
         rows.append(row)
     made["tables"]["Mean length of tours, trained on 5 to 20 points"] = rows
     made["notes"].append("'over' is how much longer tours are than the shortest ones, or else than 2-opt's.")
-    _draw(curves, "points", "longer than the shortest or 2-opt", settings.folder / TOURS)
+    draw_curves(curves, "points", "longer than the shortest or 2-opt", settings.folder / TOURS)
     made["pictures"].append(TOURS)
 
 
@@ -119,15 +118,3 @@ def _triangles(settings: Settings, made: dict[str, Any]) -> None:
     found = _figures(model, _tested(settings, "triangles", delaunay.answers, 5), "triangles")
     row = {"points": 5, "accuracy": found["accuracy"], "triangles found": found["triangles_found"]}
     made["tables"]["Delaunay triangulations, trained on 5 points"] = [row]
-
-
-def _draw(curves: dict[str, dict[int, float]], across: str, up: str, path: Any) -> None:
-    figure = new_figure(5, 3.2)
-    axes = figure.subplots()
-    for name, values in curves.items():
-        axes.plot(list(values), list(values.values()), marker="o", label=name)
-    axes.set_xlabel(across)
-    axes.set_ylabel(up)
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    save_figure(figure, path)

@@ -9,8 +9,7 @@ PAPER = Paper(
         "probabilistic_capsules": Experiment(
             "Does test-time optimisation repair what an encoder gets wrong about parents and their poses?",
             "arXiv:2004.03553",
-            "papers.probabilistic_capsules.probabilistic_capsules",
-            frozenset({"seeds", "epochs", "images"}),
+            uses=frozenset({"seeds", "epochs", "images"}),
             smallest={"images": 12},
             constants={"EPOCH": 10, "OPTIMISED": (2, 5)},
         ),

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from mereo.generative.pose_tree import POSE, affine
 from mereo.generative.probabilistic_capsules import PoseExplanation, ProbabilisticCapsules, prob_capsules_toy
 from mereo.pictures import row_of_panels, save_figure
 from papers.common.constellations import make_templates
+from papers.common.fitting import follow
 from papers.common.partition_metrics import segmentation_accuracy
 from papers.common.settings import Settings
 
@@ -70,17 +72,12 @@ def _learned(seed: int, steps: int, settings: Settings) -> ProbabilisticCapsules
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(1000 + seed)
     model = prob_capsules_toy()
-    optimiser = torch.optim.Adam(model.parameters(), lr=RATE)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps, RATE / 10)
+    schedule = CosineAnnealingLR(torch.optim.Adam(model.parameters(), lr=RATE), steps, RATE / 10)
     reported = time.monotonic()
     for step in range(steps):
         data = make_corners(BATCH, generator, *SHIFTS["as in training"])
-        optimiser.zero_grad()
         loss = model.loss(data.children, data.mask)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 10.0)
-        optimiser.step()
-        schedule.step()
+        follow(schedule, loss, clip=10.0)
         if time.monotonic() - reported > 10:
             reported = time.monotonic()
             settings.say(f"seed {seed}: step {step + 1:,} of {steps:,}, bound {-loss.item():.2f}")

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mereo.training.step import descend
+
 Setting = tuple[Any, ...]
 """A value of each parameter, in the order of the space."""
 
@@ -103,10 +105,7 @@ def train_vectors(text: Tensor, setting: Setting, steps: int, batch_size: int = 
         centre, around = pairs[torch.randint(len(pairs), (batch_size,), generator=draws)].unbind(1)
         others = text[torch.randint(len(text), (batch_size, negatives), generator=draws)]
         scores = model(centre, torch.cat((around.unsqueeze(1), others), 1))
-        loss = F.softplus(-scores[:, 0]).mean() + F.softplus(scores[:, 1:]).sum(1).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        descend(optimizer, rate, F.softplus(-scores[:, 0]).mean() + F.softplus(scores[:, 1:]).sum(1).mean())
     return model
 
 

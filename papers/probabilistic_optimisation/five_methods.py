@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from mereo.data import TokenWindows, load_splits
-from mereo.errors import check_choice
+from mereo.data import TokenWindows
 from mereo.pictures import new_figure, save_figure
+from papers.common.measures import means
 from papers.common.settings import Settings
 from papers.probabilistic_optimisation import text_attention, words
 from papers.probabilistic_optimisation.text_attention import BIASES, LAWS
@@ -53,9 +53,7 @@ Tables = dict[str, list[dict[str, Any]]]
 
 def run(settings: Settings) -> dict[str, Any]:
     """Tables of the chosen parts, and a picture of the biases, the caches and the dropped blocks."""
-    parts = settings.variants or PARTS
-    for part in parts:
-        check_choice("variants", part, PARTS)
+    parts = settings.chosen(PARTS)
     tables: Tables = {}
     if "merges" in parts or "search" in parts:
         train, test = (words.words_of(each) for each in _texts(settings, PAGE, WINDOWS * CONTEXTS[0] // PAGE))
@@ -77,14 +75,14 @@ def run(settings: Settings) -> dict[str, Any]:
         ]
         if "cache" in parts:
             tables[QUANTISED] = [
-                {"bits": name} | _mean([text_attention.with_cache(model, seen, bits, BLOCK, GROUP) for model in models])
+                {"bits": name} | means([text_attention.with_cache(model, seen, bits, BLOCK, GROUP) for model in models])
                 for name, bits in CACHES.items()
             ]
         if "dropping" in parts:
             heads = [text_attention.heads_of(model, seen) for model in models]
             tables[DROPPED] = [
                 {"law": name, "rescaled": "yes" if rescale else "no"}
-                | _mean([text_attention.dropped(each, *law, ROUNDS, rescale=rescale) for each in heads])
+                | means([text_attention.dropped(each, *law, ROUNDS, rescale=rescale) for each in heads])
                 for name, law in LAWS.items()
                 for rescale in (False, True)
             ]
@@ -99,16 +97,9 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def _texts(settings: Settings, length: int, windows: int = WINDOWS) -> tuple[TokenWindows, TokenWindows]:
     """Windows for training and testing, spread over the text."""
-    limit = windows if settings.limit is None else settings.limit
-    splits = load_splits(str(settings.data), length=length, root=settings.data_root, limit=limit)
-    train, whole = splits.train, splits.test
-    assert isinstance(train, TokenWindows) and isinstance(whole, TokenWindows)
+    train, whole = settings.windows(length, windows)
     count = settings.images or TESTED
     return train, whole.subset(torch.arange(count) * ((len(whole) - 1) // count))
-
-
-def _mean(rows: list[dict[str, float]]) -> dict[str, float]:
-    return {name: mean(row[name] for row in rows) for name in rows[0]}
 
 
 def _distances(settings: Settings) -> list[dict[str, Any]]:

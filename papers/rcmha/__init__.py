@@ -9,8 +9,7 @@ PAPER = Paper(
         "relative_convolutions": Experiment(
             "What do convolutions, relative positions and both together gain on text, and what memory do they take?",
             "arXiv:2308.03429, abstract; text and sizes are ours",
-            "papers.rcmha.relative_convolutions",
-            (TRAINING - {"device"}) | {"seeds"},
+            uses=(TRAINING - {"device"}) | {"seeds"},
             data="pystdlib",
             smallest={"data": "pystdlib", "limit": 8, "images": 2, "batch_size": 4},
         ),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.data import Batch, TokenWindows, load_splits
+from mereo.data import Batch, TokenWindows
 from mereo.inference.evaluate import evaluate
 from mereo.inference.footprint import stored_bytes
 from mereo.models import create_model
@@ -22,6 +22,7 @@ from mereo.runtime.memory import resident_peak
 from mereo.tasks import Language
 from mereo.tasks.language import LanguageObjective, inputs_and_targets, token_losses
 from papers.common.fitting import fit
+from papers.common.measures import span
 from papers.common.settings import Settings
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -88,10 +89,7 @@ def _train(name: str, train: TokenWindows, test: TokenWindows, settings: Setting
 
 def run(settings: Settings) -> dict[str, Any]:
     """Tables of bits per byte and accuracy, of differences seed by seed, and of memory."""
-    data, limit = str(settings.data), settings.limit or WINDOWS
-    splits = load_splits(data, length=CONTEXT, root=settings.data_root, limit=limit)
-    train, whole = splits.train, splits.test
-    assert isinstance(train, TokenWindows) and isinstance(whole, TokenWindows)
+    data, (train, whole) = str(settings.data), settings.windows(CONTEXT, WINDOWS)
     test = TokenWindows(whole.stream[: (settings.images or TESTED) * CONTEXT], CONTEXT)
     windows = min(settings.batch_size or BATCH, len(train))
     batch = train.batch(torch.arange(windows))
@@ -110,9 +108,7 @@ def run(settings: Settings) -> dict[str, Any]:
             {
                 "attention": name,
                 "parameters": sum(p.numel() for p in make(name, 0).parameters()),
-                "bits per byte": statistics.mean(bits),
-                "least": min(bits),
-                "most": max(bits),
+                **span("bits per byte", bits),
                 "above RCMHA, least": min(behind),
                 "above RCMHA, most": max(behind),
                 "accuracy %": 100 * statistics.mean(of(name, "accuracy")),

@@ -13,11 +13,11 @@ from mereo.data.images import Images
 from mereo.inference.evaluate import evaluate, prepare_batch
 from mereo.layers.bridge import KINDS, Bridge
 from mereo.pictures import displayable, new_figure, save_figure
-from mereo.runtime.device import choose_device
 from mereo.tasks import Detection
 from mereo.tasks.detection import detect
 from mereo.training.config import TrainConfig
 from papers.common.fitting import fit
+from papers.common.measures import span
 from papers.common.settings import Settings
 
 DATA, SIDE, EPOCHS, BATCH, RATE, DRAWN = "shape_boxes", 64, 12, 16, 2e-3, 5
@@ -53,7 +53,7 @@ def train(
     variant: str, seed: int, splits: tuple[Images, Images], classes: tuple[str, ...], settings: Settings
 ) -> tuple[nn.Module, dict[str, float]]:
     """A trained detector and its figures on the test images."""
-    device, task = choose_device(settings.device or "auto"), Detection(classes)
+    device, task = settings.chosen_device(), Detection(classes)
     model = make(variant, len(classes), seed).to(device).train()
     objective = task.objective(model, TrainConfig())
     objective.train()
@@ -85,9 +85,7 @@ def run(settings: Settings) -> dict[str, Any]:
             {
                 "detector": variant,
                 "parameters": sum(p.numel() for p in last[variant].parameters()),
-                "AP": 100 * statistics.mean(each["ap"] for each in figures),
-                "least": 100 * min(each["ap"] for each in figures),
-                "most": 100 * max(each["ap"] for each in figures),
+                **span("AP", [100 * each["ap"] for each in figures]),
                 "AP50": 100 * statistics.mean(each["ap50"] for each in figures),
                 "AP75": 100 * statistics.mean(each["ap75"] for each in figures),
                 "seconds": statistics.mean(each["seconds"] for each in figures),

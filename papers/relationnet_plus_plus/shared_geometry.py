@@ -1,7 +1,5 @@
 """Time, work and memory of the scores of locations: from a table that all pairs share, and for each pair by itself."""
 
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mereo.layers.keypoints import centres
 from mereo.mechanisms.attention import LocationTable
+from mereo.runtime.turns import median_seconds
 from papers.common.settings import Settings
 
 SIDE, STRIDES, KEYS, HEADS, CELLS, HIDDEN, TIMES = 128, (8, 16, 32), 50, 8, 401, 512, 3
@@ -64,16 +63,12 @@ def _measure(module: Callable[[Tensor], Tensor], offsets: Tensor) -> dict[str, f
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), FlopCounterMode(display=False) as count:
         output = module(offsets)
-    seconds = []
-    for _ in range(TIMES):
-        began = time.perf_counter()
-        module(offsets).square().mean().backward()
-        seconds.append(time.perf_counter() - began)
+    seconds = median_seconds({"": lambda: module(offsets).square().mean().backward()}, TIMES)[""]
     del output
     return {
         "multiply-adds, M": count.get_total_flops() / 2e6,
         "kept, MB": sum(kept.values()) / 1e6,
-        "ms": 1000 * statistics.median(seconds),
+        "ms": 1000 * seconds,
     }
 
 

@@ -9,16 +9,14 @@ PAPER = Paper(
         "far_recall": Experiment(
             "Which sparse attention finds a token far away by its content?",
             "arXiv:2003.05997, section 1; the task is ours",
-            "papers.routing_transformer.far_recall",
-            frozenset({"epochs", "batch_size", "seeds", "device", "variants"}),
+            uses=frozenset({"epochs", "batch_size", "seeds", "device", "variants"}),
             smallest={"batch_size": 4, "variants": ("local and clusters", "combiner, fixed")},
             constants={"PER_EPOCH": 2},
         ),
         "sparse_text": Experiment(
             "What does sparse attention lose on text, and what do clusters or summaries of regions win back?",
             "arXiv:2003.05997 and arXiv:2107.05768, tables of perplexities",
-            "papers.routing_transformer.sparse_text",
-            TRAINING | {"variants", "seeds"},
+            uses=TRAINING | {"variants", "seeds"},
             data="pystdlib",
             smallest={
                 "data": "pystdlib",

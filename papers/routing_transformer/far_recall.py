@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mereo.errors import unknown
-from mereo.runtime.device import choose_device
+from mereo.training.step import descend
 from papers.common.deep_pictures import draw_losses
 from papers.common.deep_training import Curve
 from papers.common.settings import Settings
@@ -60,9 +59,7 @@ def _train(mixer: str, steps: int, size: int, seed: int, device: torch.device) -
     for _ in range(steps):
         keys, values, answers = (x.to(device) for x in sequences(size, draws))
         loss = F.cross_entropy(model(keys, values)[:, -QUARTER:].flatten(0, 1), answers.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        descend(optimizer, RATE, loss)
         losses.append(loss.item())
     seconds = time.monotonic() - began
     keys, values, answers = (x.to(device) for x in sequences(TESTED, torch.Generator().manual_seed(2**31 + seed)))
@@ -73,12 +70,9 @@ def _train(mixer: str, steps: int, size: int, seed: int, device: torch.device) -
 
 def run(settings: Settings) -> dict[str, Any]:
     """A table of losses and accuracies, and the curves."""
-    for name in settings.variants:
-        if name not in MIXERS:
-            raise unknown("variant", name, MIXERS)
     steps = STEPS if settings.epochs is None else PER_EPOCH * settings.epochs
-    device, rows, curves = choose_device(settings.device or "auto"), [], {}
-    for name in settings.variants or tuple(MIXERS):
+    device, rows, curves = settings.chosen_device(), [], {}
+    for name in settings.chosen(MIXERS):
         size = settings.batch_size or BATCH
         runs = [_train(name, steps, size, seed, device) for seed in range(settings.seeds)]
         rows.append(

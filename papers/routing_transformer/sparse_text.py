@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mereo.data import Batch, TokenWindows, load_splits
-from mereo.errors import unknown
+from mereo.data import Batch, TokenWindows
 from mereo.models.sequence_model import SequenceModel
-from mereo.runtime.device import choose_device
 from mereo.tasks.language import compressed_bits, inputs_and_targets, token_losses
 from papers.common.deep_pictures import draw_losses
 from papers.common.deep_training import Curve
@@ -40,7 +38,7 @@ class Decoder(SequenceModel):
 
 def _train(name: str, train: TokenWindows, test: TokenWindows, settings: Settings, seed: int) -> dict[str, Any]:
     """One training and its test: losses, bits per byte and milliseconds a step."""
-    device, size = choose_device(settings.device or "auto"), settings.batch_size or BATCH
+    device, size = settings.chosen_device(), settings.batch_size or BATCH
     torch.manual_seed(seed)
     model, losses = Decoder(name).to(device), []
 
@@ -66,18 +64,13 @@ def _train(name: str, train: TokenWindows, test: TokenWindows, settings: Setting
 
 def run(settings: Settings) -> dict[str, Any]:
     """A table of bits per byte, compared with compressors, and the curves."""
-    for name in settings.variants:
-        if name not in MIXERS:
-            raise unknown("variant", name, MIXERS)
     data = str(settings.data)
     settings.say(f"{data}: windows of {CONTEXT} bytes")
-    splits = load_splits(data, length=CONTEXT, root=settings.data_root, limit=settings.limit or WINDOWS)
-    train, test = splits.train, splits.test
-    assert isinstance(train, TokenWindows) and isinstance(test, TokenWindows)
+    train, test = settings.windows(CONTEXT, WINDOWS)
     tested = min(settings.images or TESTED, len(test))
     chosen = test.subset(torch.arange(tested) * (len(test) // tested))
     rows, curves = [], {}
-    for name in settings.variants or tuple(MIXERS):
+    for name in settings.chosen(MIXERS):
         runs = [_train(name, train, chosen, settings, seed) for seed in range(settings.seeds)]
         rows.append(
             {

@@ -9,8 +9,7 @@ PAPER = Paper(
         "sea": Experiment(
             "Can attention in linear time take the place of a trained network's?",
             "arXiv:2310.01777, section 4; the task is ours",
-            "papers.sea.sea",
-            TRAINING,
+            uses=TRAINING,
             data="digits",
         ),
     },

@@ -1,13 +1,12 @@
 """SEA over lengths, compared with dense attention: its compiled pass, and the mask that the pass replaces."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mereo.bench.counting import FLOAT
 from mereo.bench.suite import Contender, Mode, Setting, Suite, UnavailableError, Work, Workload
+from mereo.bench.suites.attention import inputs
 from mereo.errors import check_choice
 from mereo.mechanisms.attention import SeaAttention
 from papers.common.long_sequences import LENGTHS, pairs
@@ -23,12 +22,6 @@ FORMS = ("all", "causal")
 def _causal(setting: Setting) -> bool:
     check_choice("form", setting.word("form"), FORMS)
     return setting.word("form") == "causal"
-
-
-def inputs(setting: Setting, mode: Mode) -> tuple[Any, ...]:
-    """Queries, keys and values (batch, heads, tokens, dim)."""
-    shape = tuple(setting.size(name) for name in ("batch", "heads", "tokens", "dim"))
-    return tuple(torch.randn(shape, device=setting.device) for _ in range(3))
 
 
 def work(setting: Setting, mode: Mode) -> Work:

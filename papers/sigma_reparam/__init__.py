@@ -9,8 +9,7 @@ PAPER = Paper(
         "entropy_collapse": Experiment(
             "Does a transformer without norms train by plain SGD, and does its attention keep its entropy?",
             "arXiv:2303.06296, section 4; network and images are ours",
-            "papers.sigma_reparam.entropy_collapse",
-            (TRAINING - {"device", "epochs"}) | {"seeds", "variants"},
+            uses=(TRAINING - {"device", "epochs"}) | {"seeds", "variants"},
             data="fashion_mnist",
             smallest={"data": "digits", "limit": 64, "batch_size": 16, "images": 20},
             constants={"STEPS": 3, "EVERY": 1, "DEPTH": 2, "PATCH": 4, "SIZE": 8},

@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mereo
-from mereo.data import load_splits
 from mereo.data.images import Images
 from mereo.measure.attention_entropy import attention_entropy
 from mereo.pictures import new_figure, save_figure
+from mereo.training.step import descend
+from papers.common.measures import span
 from papers.common.settings import Settings
 
 WIDTH, DEPTH, HEADS, PATCH, SIZE = 64, 6, 4, 7, 28
@@ -86,9 +87,7 @@ def train(name: str, rate: float, seed: int, splits: tuple[Images, Images, int],
             settings.say(f"{name}, rate {rate:g}, seed {seed}: not finite at step {step}")
             looks.append(look(model, test, step)._replace(loss=math.inf))
             break
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        descend(optimizer, rate, loss)
         if step % EVERY == 0:
             looks.append(look(model, test, step))
             now = looks[-1]
@@ -101,7 +100,7 @@ def train(name: str, rate: float, seed: int, splits: tuple[Images, Images, int],
 
 def run(settings: Settings) -> dict[str, Any]:
     """Accuracy and entropies of both networks at each rate, and the entropies drawn over the steps."""
-    splits = load_splits(str(settings.data), root=settings.data_root, limit=settings.limit or LIMIT, img_size=SIZE)
+    splits = settings.splits(SIZE, LIMIT, validation_fraction=0.1)
     count = min(settings.images or TESTED, len(splits.test))
     data = splits.train, splits.test.subset(torch.arange(count)), len(splits.class_names)
     rates = [float(rate) for rate in settings.variants] or list(RATES)
@@ -116,9 +115,7 @@ def run(settings: Settings) -> dict[str, Any]:
             {
                 "rate": f"{rate:g}",
                 "network": name,
-                "accuracy %": 100 * statistics.mean(last.accuracy for last in lasts),
-                "least": 100 * min(last.accuracy for last in lasts),
-                "most": 100 * max(last.accuracy for last in lasts),
+                **span("accuracy %", [100 * last.accuracy for last in lasts]),
                 "diverged": sum(math.isinf(last.loss) for last in lasts),
                 "entropy, first": _mean(value for looks in found for value in looks[0].entropies),
                 "entropy, last": _mean(value for last in lasts for value in last.entropies),

@@ -9,8 +9,7 @@ PAPER = Paper(
         "random_features": Experiment(
             "From how many samples do random attention heads learn averages over keys, compared with a random MLP?",
             "arXiv:2307.11353; sizes and targets are ours",
-            "papers.single_attention_layer.random_features",
-            frozenset({"seeds"}),
+            uses=frozenset({"seeds"}),
             constants={"SAMPLES": (20, 40), "HELD_OUT": 50, "HEADS": 12},
         ),
     },

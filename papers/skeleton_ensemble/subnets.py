@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import OneCycleLR
 
 import mereo
 from mereo.data import Augmentation, Batch, load_splits
 from mereo.models.sequence.skeleton_ensemble import SUBNETS, fuse
 from mereo.pictures import row_of_panels, save_figure
 from mereo.tasks.sequence import SequenceObjective
+from papers.common.fitting import follow
 from papers.common.settings import Settings
 
 EPOCHS, TRAINED, TESTED, BATCH, RATE, FRAMES = 12, 1000, 1000, 50, 4e-3, 60
@@ -62,17 +64,14 @@ def _trained(settings: Settings, seed: int) -> tuple[Tensor, Tensor]:
     objective, generator = SequenceObjective(model), torch.Generator().manual_seed(seed)
     epochs, count = settings.epochs or EPOCHS, len(splits.train)
     optimiser = torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, RATE, total_steps=epochs * -(-count // BATCH))
+    schedule = OneCycleLR(optimiser, RATE, total_steps=epochs * -(-count // BATCH))
     augmentation = Augmentation.parse(AUGMENT)
     model.train()
     for epoch in range(epochs):
         total = 0.0
         for part in torch.randperm(count, generator=generator).split(BATCH):
-            optimiser.zero_grad()
             loss, _ = objective(splits.train.batch(part, augmentation=augmentation, generator=generator))
-            loss.backward()
-            optimiser.step()
-            schedule.step()
+            follow(schedule, loss)
             total += loss.item() * len(part) / count
         settings.say(f"epoch {epoch + 1}: loss {total:.3f}")
     model.eval()

@@ -9,8 +9,7 @@ PAPER = Paper(
         "sparse_capsules": Experiment(
             "Do capsules that compete to rebuild images serve a classifier better than capsules trained with labels?",
             "arXiv:1804.06094",
-            "papers.sparse_capsules.sparse_capsules",
-            (TRAINING | {"variants", "seeds"}) - {"images"},
+            uses=(TRAINING | {"variants", "seeds"}) - {"images"},
             data="mnist",
         ),
     },

@@ -14,17 +14,17 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.svm import SVC
 from torch import Tensor
 
-from mereo.data import Augmentation, Batch, load_splits
+from mereo.data import Augmentation, Batch
 from mereo.data.geometric import rotation, transform
 from mereo.data.images import Images
-from mereo.errors import UsageError, check_choice
+from mereo.errors import check_choice
 from mereo.mechanisms.routing.competing_capsules import MASKS, win_entropy
 from mereo.models import SparseCapsNet
 from mereo.pictures import row_of_panels, save_figure
-from mereo.runtime.device import choose_device
 from mereo.tasks.reconstruction import ReconstructionObjective
 from papers.common.classifiers import fitted
 from papers.common.fitting import fit
+from papers.common.measures import means
 from papers.common.settings import Settings
 
 EPOCHS, LIMIT = {"digits": 30}, {"mnist": 5000}
@@ -38,13 +38,9 @@ def run(settings: Settings) -> dict[str, Any]:
     masks = settings.variants or COMPARED
     for mask in masks:
         check_choice("variants", mask, MASKS)
-    device, data = choose_device(settings.device or "auto"), str(settings.data)
-    splits = load_splits(
-        data, root=settings.data_root, img_size=SIDE, validation_fraction=0.0, limit=settings.limit or LIMIT.get(data)
-    )
+    device, data = settings.chosen_device(), str(settings.data)
+    splits = settings.splits(SIDE, LIMIT.get(data), single=True)
     train, test = splits.train, splits.test
-    if train.labels_per_image > 1:
-        raise UsageError(f"data is {data!r}, whose images hold several objects; this experiment takes one label each.")
     test = test.subset(torch.arange(min(2000, len(test))))
     epochs = settings.epochs or EPOCHS.get(data, 8)
     runs = {
@@ -56,7 +52,7 @@ def run(settings: Settings) -> dict[str, Any]:
     for mask in masks:
         settings.say(f"{mask}: fitting classifiers")
         results = [_measured(runs[mask, seed], train, test, seed, device) for seed in range(settings.seeds)]
-        rows.append({"mask": mask, **{key: sum(r[0][key] for r in results) / len(results) for key in results[0][0]}})
+        rows.append({"mask": mask, **means([row for row, _ in results])})
         shares[mask] = results[0][1]
     _draw(shares, settings.folder / PICTURE)
     return {

@@ -9,8 +9,7 @@ PAPER = Paper(
         "sparsifiner": Experiment(
             "How few keys does a query need if a predictor chooses them?",
             "arXiv:2303.13755, section 4; the task is ours",
-            "papers.sparsifiner.sparsifiner",
-            TRAINING,
+            uses=TRAINING,
             data="digits",
         ),
     },

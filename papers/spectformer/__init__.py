@@ -9,8 +9,7 @@ PAPER = Paper(
         "spectral_layers": Experiment(
             "Do spectral blocks before attention do better than attention or spectral blocks only, at the same size?",
             "arXiv:2304.06446, sections 3 and 4",
-            "papers.spectformer.spectral_layers",
-            TRAINING | {"seeds"},
+            uses=TRAINING | {"seeds"},
             data="cifar10",
             constants={"DIM": 8, "HIDDEN": 16},
         ),

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from mereo.mechanisms.attention import MultiHeadAttention, TensorAttention
 from mereo.mechanisms.attention.higher_order.tensor_attention import tensor_attention
 from mereo.pictures import new_figure, save_figure
+from mereo.training.step import descend
+from papers.common.measures import span
 from papers.common.settings import Settings
 
 MODULUS, GROUP, DIM, HEADS = 13, 3, 32, 4
@@ -102,13 +104,9 @@ def train(layer: str, seed: int, epochs: int, settings: Settings) -> list[float]
     test = sequences(TESTED, torch.Generator().manual_seed(1000))
     curve = []
     for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = RATE * min(1, (step + 1) / WARMUP) * (1 + math.cos(math.pi * step / steps)) / 2
         tokens, wanted = sequences(BATCH, draws)
-        loss = F.binary_cross_entropy_with_logits(model(tokens), wanted.float())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        rate = RATE * min(1, (step + 1) / WARMUP) * (1 + math.cos(math.pi * step / steps)) / 2
+        descend(optimizer, rate, F.binary_cross_entropy_with_logits(model(tokens), wanted.float()))
         if step % STEPS == STEPS - 1:
             curve.append(balanced_accuracy(model, *test))
             settings.say(f"{layer}, seed {seed}: epoch {len(curve)}/{epochs}, balanced accuracy {curve[-1]:.3f}")
@@ -121,14 +119,11 @@ def run(settings: Settings) -> dict[str, Any]:
     curves = {name: [train(name, seed, epochs, settings) for seed in range(settings.seeds)] for name in LAYERS}
     rows = []
     for name, found in curves.items():
-        last = [100 * curve[-1] for curve in found]
         rows.append(
             {
                 "layer": name,
                 "parameters": sum(p.numel() for p in OneLayer(name).parameters()),
-                "balanced accuracy %": statistics.mean(last),
-                "least": min(last),
-                "most": max(last),
+                **span("balanced accuracy %", [100 * curve[-1] for curve in found]),
             }
         )
     figure = new_figure(5, 3.2)

@@ -1,8 +1,8 @@
 """Tensor attention by a polynomial: its error and bound by the degree, and the time of three forms by the tokens."""
 
 import math
-import statistics
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mereo.mechanisms.attention.higher_order.tensor_attention import polynomial_error, tensor_attention
 from mereo.pictures import new_figure, save_figure
+from mereo.runtime.turns import median_seconds
 from papers.common.settings import Settings
 
 DEGREES, SIZES = (0, 2, 4, 6, 8, 10, 12), (1.0, 1.5)
@@ -57,12 +58,9 @@ def errors(size: float) -> list[dict[str, Any]]:
 def seconds(method: str, tokens: int) -> float:
     """The median processor time of a call."""
     torch.manual_seed(0)
-    inputs, taken = draw(tokens, TIMED_DIM, 1.0, torch.float32), []
-    for _ in range(REPEATS + 1):
-        began = time.process_time()
-        tensor_attention(*inputs, method=method, degree=TIMED_DEGREE)
-        taken.append(time.process_time() - began)
-    return statistics.median(taken[1:])  # the first call prepares what later ones share
+    inputs = draw(tokens, TIMED_DIM, 1.0, torch.float32)
+    call = partial(tensor_attention, *inputs, method=method, degree=TIMED_DEGREE)
+    return median_seconds({method: call}, REPEATS, time.process_time)[method]
 
 
 def run(settings: Settings) -> dict[str, Any]:

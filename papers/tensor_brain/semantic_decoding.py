@@ -13,10 +13,10 @@ from torch import Tensor
 import mereo
 from mereo.data import Batch, load_splits
 from mereo.data.regions import World, concept_names
-from mereo.errors import check_choice
 from mereo.generative.triple_tensor import KINDS, TripleTensor
 from mereo.pictures import new_figure, save_figure
 from mereo.tasks.scene_pictures import Word, draw_scenes
+from mereo.training.step import descend
 from papers.common.settings import Settings
 
 STEPS, BATCH, RATE, NOISE, FEATURES = 3000, 128, 3e-3, 1.5, 24
@@ -33,8 +33,7 @@ def run(settings: Settings) -> dict[str, Any]:
     """Tables of accuracies, of recall and of the joint of imagined sentences, and a picture of scenes and joints."""
     made: dict[str, Any] = {"tables": {}, "notes": [], "pictures": []}
     works = {"scenes": _scenes, "pictures": _pictures, "joint": _joint}
-    for part in settings.variants or tuple(works):
-        check_choice("variants", part, works)
+    for part in settings.chosen(works):
         works[part](settings, made)
     return made
 
@@ -44,9 +43,7 @@ def _descend(model: Any, batches: Any, steps: int) -> None:
     optimiser = torch.optim.Adam(model.parameters(), RATE)
     for _ in range(steps):
         regions, labels = next(batches)
-        optimiser.zero_grad()
-        (-model.decode(regions, "teacher", labels).log_probability.mean()).backward()
-        optimiser.step()
+        descend(optimiser, RATE, -model.decode(regions, "teacher", labels).log_probability.mean())
 
 
 def _drawn(world: World, seed: int, count: int) -> Any:
@@ -174,9 +171,7 @@ def _joint(settings: Settings, made: dict[str, Any]) -> None:
         settings.say(f"joint: {name}")
         optimiser = torch.optim.Adam(model.parameters(), TABLE_RATE)
         for _ in range(TABLE_STEPS):
-            optimiser.zero_grad()
-            (-(table * model.log_prior(triples)).sum()).backward()
-            optimiser.step()
+            descend(optimiser, TABLE_RATE, -(table * model.log_prior(triples)).sum())
         with torch.no_grad():
             joints[name] = joint = model.log_prior(triples).exp()
             if name.startswith("Tensor"):

@@ -9,8 +9,7 @@ PAPER = Paper(
         "robust_tokens": Experiment(
             "Do pooled tokens and diverse attention make a small vision transformer robust to corruptions and attacks?",
             "arXiv:2303.11126, section 5; network, images and corruptions are ours",
-            "papers.token_attention_robustness.robust_tokens",
-            (TRAINING - {"device"}) | {"seeds", "variants"},
+            uses=(TRAINING - {"device"}) | {"seeds", "variants"},
             data="fashion_mnist",
             constants={"ATTACKED": 8, "QUERIES": 5, "DIM": 16},
         ),

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import mereo
-from mereo.data import Batch, load_splits
+from mereo.data import Batch
 from mereo.inference.evaluate import normalise
 from mereo.inference.mode import evaluating
 from mereo.measure.attacks.attack import attack
@@ -18,6 +18,7 @@ from mereo.tasks.classification import Classification
 from mereo.training.config import TrainConfig
 from mereo.training.regularisers import regularise
 from papers.common.fitting import fit
+from papers.common.measures import means
 from papers.common.settings import Settings
 
 SIZE, PATCH, DIM, DEPTH, HEADS = 28, 4, 48, 2, 4
@@ -106,10 +107,7 @@ def measure(model: Any, test: Batch) -> dict[str, float]:
 
 def run(settings: Settings) -> dict[str, Any]:
     """The figures of each variant, the means over seeds, drawn as bars."""
-    splits = load_splits(
-        str(settings.data), root=settings.data_root, img_size=SIZE, limit=settings.limit or LIMIT,
-        validation_fraction=0.0,
-    )  # fmt: skip
+    splits = settings.splits(SIZE, LIMIT)
     images, classes = splits.train, len(splits.class_names)
     test = splits.test.batch(torch.arange(min(settings.images or TESTED, len(splits.test))))
     rows: list[dict[str, Any]] = []
@@ -135,7 +133,7 @@ def run(settings: Settings) -> dict[str, Any]:
             figures = measure(model, test)
             found.append(figures)
             settings.say(f"{name}, seed {seed}: " + ", ".join(f"{key} {value:.3g}" for key, value in figures.items()))
-        rows.append({"network": name} | {key: statistics.mean(each[key] for each in found) for key in found[0]})
+        rows.append({"network": name} | means(found))
         spread = [each["clean %"] for each in found]
         rows[-1]["least clean %"], rows[-1]["most clean %"] = min(spread), max(spread)
     _draw(rows, settings)

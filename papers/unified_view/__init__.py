@@ -9,12 +9,10 @@ PAPER = Paper(
         "token_mixers": Experiment(
             "Which token mixers are one template, and what do their mixing matrices look like?",
             "arXiv:2302.06218",
-            "papers.unified_view.token_mixers",
         ),
         "ring_attention": Experiment(
             "Is attention over several processes exact, what does it send, and what does it gain?",
             "arXiv:2302.06218",
-            "papers.unified_view.ring_attention",
             constants={"PROCESSES": (2,), "LENGTHS": (64,)},
         ),
     },

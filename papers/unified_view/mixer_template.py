@@ -6,7 +6,7 @@ Source: arXiv:2302.06218.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -33,13 +33,7 @@ def multiply(matrix: Tensor, values: Tensor) -> Tensor:
 
 
 class Mix(nn.Module, ABC):
-    """How tokens are mixed: a matrix, and a faster way to multiply by it.
-
-    Attributes:
-        depends_on_input: whether the matrix is a function of the tokens.
-    """
-
-    depends_on_input: bool
+    """How tokens are mixed: a matrix, and a faster way to multiply by it."""
 
     @abstractmethod
     def matrix(self, tokens: Tensor) -> Tensor:
@@ -50,15 +44,8 @@ class Mix(nn.Module, ABC):
         """
 
     @abstractmethod
-    def product(self, tokens: Tensor, values: Tensor) -> Tensor:
-        """M(tokens) values, without the matrix where that is faster: (batch, tokens, dim) -> the same."""
-
-    def rank_bound(self, length: int) -> int:
-        """The largest rank that the matrix of a head or channel can have."""
-        return length
-
     def forward(self, tokens: Tensor, values: Tensor) -> Tensor:
-        return self.product(tokens, values)
+        """M(tokens) values, without the matrix where that is faster: (batch, tokens, dim) -> the same."""
 
 
 class TokenMixer(nn.Module):
@@ -87,7 +74,7 @@ class TokenMixer(nn.Module):
         self.value, self.norm, self.out = (nn.Identity() if f is None else f for f in (value, norm, out))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.out(self.norm(self.mix.product(tokens, self.value(tokens))))
+        return self.out(self.norm(self.mix(tokens, self.value(tokens))))
 
     def mixing_matrix(self, tokens: Tensor) -> Tensor:
         """M(tokens) as (batch, heads, tokens, tokens); a matrix for each channel is a head for each."""
@@ -118,8 +105,6 @@ class LearnedMix(Mix):
         length: number of tokens.
     """
 
-    depends_on_input = False
-
     def __init__(self, length: int) -> None:
         super().__init__()
         check_positive(length=length)
@@ -128,7 +113,7 @@ class LearnedMix(Mix):
     def matrix(self, tokens: Tensor) -> Tensor:
         return self.weight
 
-    def product(self, tokens: Tensor, values: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, values: Tensor) -> Tensor:
         if values.shape[1] != len(self.weight):
             raise UsageError(f"there are {values.shape[1]} tokens; the weights are for {len(self.weight)}.")
         return self.weight @ values
@@ -146,12 +131,10 @@ class FourierMix(Mix):
     With `FourierValue` and `norm=torch.real`, a `TokenMixer` is FNet's: Y = Re(F_L X F_D).
     """
 
-    depends_on_input = False
-
     def matrix(self, tokens: Tensor) -> Tensor:
         return fourier_matrix(tokens.shape[1], tokens)
 
-    def product(self, tokens: Tensor, values: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, values: Tensor) -> Tensor:
         return torch.fft.fft(values, dim=1)
 
 
@@ -171,8 +154,6 @@ class ConvolutionMix(Mix):
         causal: whether a token is mixed with those before it only; otherwise the kernel is centred.
     """
 
-    depends_on_input = False
-
     def __init__(self, dim: int, size: int = 3, causal: bool = False) -> None:
         super().__init__()
         check_positive(dim=dim, size=size)
@@ -182,7 +163,7 @@ class ConvolutionMix(Mix):
     def matrix(self, tokens: Tensor) -> Tensor:
         return _toeplitz(self.weight, tokens.shape[1], self.first)
 
-    def product(self, tokens: Tensor, values: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, values: Tensor) -> Tensor:
         dim, size = self.weight.shape
         padded = F.pad(values.transpose(1, 2), (size - 1 + self.first, -self.first))
         return F.conv1d(padded, self.weight.flip(1).unsqueeze(1), groups=dim).transpose(1, 2)
@@ -196,8 +177,6 @@ class FilterMix(Mix):
         length: number of tokens.
     """
 
-    depends_on_input = False
-
     def __init__(self, dim: int, length: int) -> None:
         super().__init__()
         check_positive(dim=dim, length=length)
@@ -209,7 +188,7 @@ class FilterMix(Mix):
         t = torch.arange(self.length, device=kernel.device)
         return kernel[:, (t.unsqueeze(1) - t) % self.length]
 
-    def product(self, tokens: Tensor, values: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, values: Tensor) -> Tensor:
         gains = torch.view_as_complex(self.gains).T
         return torch.fft.irfft(torch.fft.rfft(values, dim=1) * gains, n=self.length, dim=1)
 
@@ -224,8 +203,6 @@ class StateSpaceMix(Mix):
         states: numbers of the state of a channel.
     """
 
-    depends_on_input = False
-
     def __init__(self, dim: int, states: int = 1) -> None:
         super().__init__()
         check_positive(dim=dim, states=states)
@@ -239,7 +216,7 @@ class StateSpaceMix(Mix):
         kernel = ((self.write * self.read).unsqueeze(-1) * powers).sum(1)
         return _toeplitz(kernel, length, 0)
 
-    def product(self, tokens: Tensor, values: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, values: Tensor) -> Tensor:
         state = values.new_zeros(len(values), *self.decay.shape)
         outputs = []
         for value in values.unbind(1):
@@ -255,8 +232,6 @@ class PoolingMix(Mix):
         size: tokens of the window, odd; 1 is the identity. At the ends it has the tokens that are there.
     """
 
-    depends_on_input = False
-
     def __init__(self, size: int = 3) -> None:
         super().__init__()
         check_positive(size=size)
@@ -269,7 +244,7 @@ class PoolingMix(Mix):
         band = ((t.unsqueeze(1) - t).abs() <= self.size // 2).to(tokens.dtype)
         return band / band.sum(1, keepdim=True)
 
-    def product(self, tokens: Tensor, values: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, values: Tensor) -> Tensor:
         moved = values.transpose(1, 2)
         return F.avg_pool1d(moved, self.size, 1, self.size // 2, count_include_pad=False).transpose(1, 2)
 
@@ -279,8 +254,6 @@ FEATURES = ("elu", "random")
 
 class _Heads(Mix):
     """Queries and keys of heads."""
-
-    depends_on_input = True
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
@@ -312,7 +285,7 @@ class SoftmaxMix(_Heads):
         q, k = self.queries_keys(tokens)
         return self.coupling(q @ k.transpose(-1, -2) * self.head_dim**-0.5)
 
-    def product(self, tokens: Tensor, values: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, values: Tensor) -> Tensor:
         q, k = self.queries_keys(tokens)
         return attend(q, k, self.split(values), self.coupling).transpose(1, 2).flatten(2)
 
@@ -339,11 +312,8 @@ class LowRankMix(_Heads):
     def matrix(self, tokens: Tensor) -> Tensor:
         return self._to_mixtures(tokens) @ self.values
 
-    def product(self, tokens: Tensor, values: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, values: Tensor) -> Tensor:
         return (self._to_mixtures(tokens) @ (self.values @ self.split(values))).transpose(1, 2).flatten(2)
-
-    def rank_bound(self, length: int) -> int:
-        return min(length, self.values.shape[0])
 
 
 class KernelMix(_Heads):
@@ -381,7 +351,7 @@ class KernelMix(_Heads):
         scores = scores.tril() if self.causal else scores
         return scores / scores.sum(-1, keepdim=True)
 
-    def product(self, tokens: Tensor, values: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, values: Tensor) -> Tensor:
         q, k = (self.phi(x) for x in self.queries_keys(tokens))
         v = self.split(values)
         if self.causal:
@@ -393,10 +363,6 @@ class KernelMix(_Heads):
             out = q @ (k.transpose(-1, -2) @ v)
             total = q @ k.sum(2).unsqueeze(-1)
         return (out / total).transpose(1, 2).flatten(2)
-
-    def rank_bound(self, length: int) -> int:
-        width = len(self.directions) or self.head_dim
-        return length if self.causal else min(length, width)
 
 
 class DecayMix(_Heads):
@@ -419,28 +385,24 @@ class DecayMix(_Heads):
         ages = (t.unsqueeze(1) - t).clamp(min=0).to(q.dtype)
         return (q @ k.transpose(-1, -2) * (-self.slope * ages).exp()).tril()
 
-    def product(self, tokens: Tensor, values: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, values: Tensor) -> Tensor:
         q, k = self.queries_keys(tokens)
         slopes = q.new_full((self.num_heads,), self.slope)
         return linear_scan(Scan(q, k, self.split(values), slopes, None, 64))[0].transpose(1, 2).flatten(2)
 
 
-@dataclass(frozen=True)
-class Instance:
+class Instance(NamedTuple):
     """One token mixer of the taxonomy.
 
     Attributes:
-        matrix, value: what M and V are, as formulas.
-        make: (tokens, dim) -> a mixer for that size.
+        matrix: what M is, as a formula.
+        mix: (tokens, dim) -> M for that size.
+        value: what V is, as a formula: a projection, the Fourier transform of the channels, or the tokens themselves.
     """
 
     matrix: str
-    value: str
-    make: Callable[[int, int], TokenMixer]
-
-
-def _linear(dim: int) -> nn.Module:
-    return nn.Linear(dim, dim, bias=False)
+    mix: Callable[[int, int], Mix]
+    value: str = "X W"
 
 
 def _window(length: int) -> Neighborhood:
@@ -448,31 +410,21 @@ def _window(length: int) -> Neighborhood:
 
 
 INSTANCES: dict[str, Instance] = {
-    "attention": Instance("softmax(Q K^T / sqrt d)", "X W", lambda n, d: TokenMixer(SoftmaxMix(d, 2), _linear(d))),
-    "causal attention": Instance(
-        "softmax on s <= t", "X W", lambda n, d: TokenMixer(SoftmaxMix(d, 2, Causal()), _linear(d))
-    ),
-    "local attention": Instance(
-        "softmax on a band", "X W", lambda n, d: TokenMixer(SoftmaxMix(d, 2, _window(n)), _linear(d))
-    ),
-    "linear attention": Instance("D^-1 phi(Q) phi(K)^T", "X W", lambda n, d: TokenMixer(KernelMix(d, 2), _linear(d))),
-    "causal linear attention": Instance(
-        "D^-1 tril(phi(Q) phi(K)^T)", "X W", lambda n, d: TokenMixer(KernelMix(d, 2, causal=True), _linear(d))
-    ),
-    "random features": Instance(
-        "D^-1 phi(Q) phi(K)^T", "X W", lambda n, d: TokenMixer(KernelMix(d, 2, "random", num_features=4), _linear(d))
-    ),
-    "low rank": Instance(
-        "softmax(Q (E K)^T) F", "X W", lambda n, d: TokenMixer(LowRankMix(d, 2, n, max(1, n // 4)), _linear(d))
-    ),
-    "decay": Instance("q_t . k_s lam^(t - s)", "X W", lambda n, d: TokenMixer(DecayMix(d, 2), _linear(d))),
-    "learned": Instance("W", "X W", lambda n, d: TokenMixer(LearnedMix(n), _linear(d))),
-    "fourier": Instance("F_L", "X F_D", lambda n, d: TokenMixer(FourierMix(), FourierValue(), torch.real)),
-    "convolution": Instance("Toeplitz(w_c)", "X", lambda n, d: TokenMixer(ConvolutionMix(d, 5))),
-    "global filter": Instance("F^-1 diag(g_c) F", "X", lambda n, d: TokenMixer(FilterMix(d, n))),
-    "state space": Instance("c a^(t - s) b", "X", lambda n, d: TokenMixer(StateSpaceMix(d, 2))),
-    "pooling": Instance("band / count", "X", lambda n, d: TokenMixer(PoolingMix(5))),
-    "identity": Instance("I", "X", lambda n, d: TokenMixer(PoolingMix(1))),
+    "attention": Instance("softmax(Q K^T / sqrt d)", lambda n, d: SoftmaxMix(d, 2)),
+    "causal attention": Instance("softmax on s <= t", lambda n, d: SoftmaxMix(d, 2, Causal())),
+    "local attention": Instance("softmax on a band", lambda n, d: SoftmaxMix(d, 2, _window(n))),
+    "linear attention": Instance("D^-1 phi(Q) phi(K)^T", lambda n, d: KernelMix(d, 2)),
+    "causal linear attention": Instance("D^-1 tril(phi(Q) phi(K)^T)", lambda n, d: KernelMix(d, 2, causal=True)),
+    "random features": Instance("D^-1 phi(Q) phi(K)^T", lambda n, d: KernelMix(d, 2, "random", num_features=4)),
+    "low rank": Instance("softmax(Q (E K)^T) F", lambda n, d: LowRankMix(d, 2, n, max(1, n // 4))),
+    "decay": Instance("q_t . k_s lam^(t - s)", lambda n, d: DecayMix(d, 2)),
+    "learned": Instance("W", lambda n, d: LearnedMix(n)),
+    "fourier": Instance("F_L", lambda n, d: FourierMix(), "X F_D"),
+    "convolution": Instance("Toeplitz(w_c)", lambda n, d: ConvolutionMix(d, 5), "X"),
+    "global filter": Instance("F^-1 diag(g_c) F", lambda n, d: FilterMix(d, n), "X"),
+    "state space": Instance("c a^(t - s) b", lambda n, d: StateSpaceMix(d, 2), "X"),
+    "pooling": Instance("band / count", lambda n, d: PoolingMix(5), "X"),
+    "identity": Instance("I", lambda n, d: PoolingMix(1), "X"),
 }
 """The taxonomy of arXiv:2302.06218 and its neighbours."""
 
@@ -481,4 +433,7 @@ def make_mixer(name: str, length: int, dim: int) -> TokenMixer:
     """An instance by its name, given the number of tokens and their size."""
     if name not in INSTANCES:
         raise unknown("token mixer", name, INSTANCES)
-    return INSTANCES[name].make(length, dim)
+    mix, value = INSTANCES[name].mix(length, dim), INSTANCES[name].value
+    if value == "X F_D":
+        return TokenMixer(mix, FourierValue(), torch.real)
+    return TokenMixer(mix, nn.Linear(dim, dim, bias=False) if value == "X W" else None)

@@ -19,6 +19,7 @@ from mereo.core.distributed import (
     shard_positions,
 )
 from mereo.core.distributed.layout import LAYOUTS, pieces
+from mereo.runtime.turns import median_seconds
 from papers.common.processes import run_processes
 from papers.common.settings import Settings
 
@@ -81,12 +82,7 @@ def seconds(length: int, repeats: int) -> list[float]:
 
 def _materialised_seconds(length: int, repeats: int) -> float:
     q, k, v, _ = _whole(length, torch.float32)
-    times = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        _materialised(q, k, v, True)
-        times.append(time.perf_counter() - start)
-    return sorted(times[1:])[repeats // 2]
+    return median_seconds({"": lambda: _materialised(q, k, v, True)}, repeats)[""]
 
 
 def balance(length: int, ranks: int, layout: str) -> float:

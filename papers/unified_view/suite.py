@@ -1,24 +1,16 @@
 """Ring attention on 2 and 4 processes: memory per process, and time compared with one process of equal threads."""
 
-from typing import Any
-
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mereo.bench.counting import FLOAT
 from mereo.bench.suite import Contender, Mode, Setting, Suite, Table, Work, Workload
+from mereo.bench.suites.attention import inputs
 from mereo.core.distributed import distributed_attention, expected_traffic
 from papers.unified_view.ring_processes import slowest
 
 PROCESSES = (1, 2, 4)
 WAYS = ((False, "contiguous"), (True, "zigzag"), (True, "contiguous"))
-
-
-def inputs(setting: Setting, mode: Mode) -> tuple[Any, ...]:
-    """Queries, keys and values (batch, heads, tokens, dim)."""
-    shape = tuple(setting.size(name) for name in ("batch", "heads", "tokens", "dim"))
-    return tuple(torch.randn(shape, device=setting.device).requires_grad_(mode == "training") for _ in range(3))
 
 
 def work(setting: Setting, mode: Mode) -> Work:

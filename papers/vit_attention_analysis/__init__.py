@@ -9,8 +9,7 @@ PAPER = Paper(
         "vit_attention": Experiment(
             "Which heads of a small ViT matter, how far do they look, and which patterns have they learned?",
             "arXiv:2303.13731; network and data are ours",
-            "papers.vit_attention_analysis.vit_attention",
-            TRAINING - {"epochs", "device"},
+            uses=TRAINING - {"epochs", "device"},
             data="fashion_mnist",
             smallest={"data": "digits", "limit": 64, "batch_size": 8, "images": 12},
             constants={

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.optim.lr_scheduler import OneCycleLR
 
 import mereo
-from mereo.data import load_splits
 from mereo.data.images import Images
 from mereo.inference.evaluate import normalise
 from mereo.measure.attention_hops import (
@@ -25,6 +25,7 @@ from mereo.measure.attention_patterns import LABELS, Patterns, head_table, patte
 from mereo.measure.head_importance import head_importance, pruning_curve
 from mereo.models import VisionModel
 from mereo.pictures import new_figure, save_figure
+from papers.common.fitting import follow
 from papers.common.settings import Settings
 
 SIDE, PATCH, WIDTH, DEPTH, HEADS = 28, 4, 48, 4, 4
@@ -37,8 +38,7 @@ PICTURES = ("heads.png", "patterns.png")
 
 def train(model: VisionModel, images: Images, batch: int) -> None:
     """AdamW with one cycle of the rate; images moved by up to one pixel, around the edges."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=STEPS)
+    schedule = OneCycleLR(torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05), 2e-3, total_steps=STEPS)
     draws, cfg = torch.Generator().manual_seed(0), model.pretrained_cfg
     model.train()
     for _ in range(STEPS):
@@ -46,16 +46,13 @@ def train(model: VisionModel, images: Images, batch: int) -> None:
         down, across = (int(torch.randint(-1, 2, (1,), generator=draws)) for _ in range(2))
         moved = given.images.roll((down, across), (2, 3))
         loss = F.cross_entropy(model(normalise(moved, cfg["mean"], cfg["std"])), given.labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
+        follow(schedule, loss)
     model.eval()
 
 
 def run(settings: Settings) -> dict[str, Any]:
     """Train, prune, and record; tables of heads, curves, hops and clusters."""
-    splits = load_splits(str(settings.data), root=settings.data_root, limit=settings.limit or LIMIT, img_size=SIDE)
+    splits = settings.splits(SIDE, LIMIT, validation_fraction=0.1)
     torch.manual_seed(0)
     model = mereo.create_model(
         "vit_tiny", num_classes=len(splits.class_names), in_chans=splits.train.image_shape[0], img_size=SIDE,

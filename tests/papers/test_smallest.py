@@ -79,5 +79,5 @@ def test_every_folder_is_a_paper_with_a_page() -> None:
     for name in NAMES:
         page = (ROOT / name / "claims.md").read_text()
         assert page.startswith(f"# {PAPERS[name].title}")
-        for experiment in PAPERS[name].experiments.values():
-            assert experiment.module.startswith(f"papers.{name}.")
+        for experiment in PAPERS[name].experiments:
+            assert EXPERIMENTS[experiment].module.startswith(f"papers.{name}.")

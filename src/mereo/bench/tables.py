@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import linear_regression
 
 from mereo.bench.machine import IDENTITY
 from mereo.bench.results import Measurement, Run, read_run
@@ -137,9 +138,7 @@ def exponent(points: Sequence[tuple[float, float]]) -> float | None:
     """The slope of log y over log x by least squares; None for fewer than two sizes."""
     if len({x for x, _ in points}) < 2:
         return None
-    logs = [(math.log(x), math.log(y)) for x, y in points]
-    mean_x, mean_y = (sum(values) / len(logs) for values in zip(*logs, strict=True))
-    return sum((x - mean_x) * (y - mean_y) for x, y in logs) / sum((x - mean_x) ** 2 for x, _ in logs)
+    return linear_regression(*zip(*((math.log(x), math.log(y)) for x, y in points), strict=True)).slope
 
 
 def _row(name: str, line: list[Measurement], swept: str) -> tuple[str, ...] | None:

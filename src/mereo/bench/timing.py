@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
+
 SHORTEST = 1e-3
 """Seconds that one sample should last; shorter work is repeated within it."""
 
@@ -51,15 +53,8 @@ class Quartiles:
 
 def quartiles(samples: Sequence[float]) -> Quartiles:
     """Median and quartiles of at least one sample."""
-    ordered = sorted(samples)
-
-    def at(share: float) -> float:
-        place = share * (len(ordered) - 1)
-        below = math.floor(place)
-        above = min(below + 1, len(ordered) - 1)
-        return ordered[below] + (place - below) * (ordered[above] - ordered[below])
-
-    return Quartiles(at(0.5), at(0.25), at(0.75), len(ordered))
+    low, median, high = np.quantile(samples, (0.25, 0.5, 0.75)).tolist()
+    return Quartiles(median, low, high, len(samples))
 
 
 @dataclass

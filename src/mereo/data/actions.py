@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mereo.data.load import Splits, Wanted
+from mereo.data.load import Splits, Wanted, limited, made_splits
 from mereo.data.sequences import Sequences
 
 Floats = npt.NDArray[np.float64]
@@ -132,15 +132,12 @@ def make(count: int, seed: int, least: int, most: int, noise: float) -> tuple[Fl
 
 
 def load(wanted: Wanted, least: int, most: int, noise: float, seed: int, splits: Mapping[str, int]) -> Splits:
-    """The splits of made actions: the same on every machine, a limit takes the first ones."""
+    """The splits of made actions."""
     assert wanted.length is not None
-    sizes = dict(splits)
-    if wanted.limit is not None:
-        sizes["train"] = min(sizes["train"], wanted.limit)
-    made = {}
+    sizes, made = limited(splits, wanted.limit), {}
     for number, (split, count) in enumerate(sizes.items()):
         seen, lengths = make(count, len(sizes) * seed + number, least, most, noise)
         frames = [torch.from_numpy(each[:length]).float() for each, length in zip(seen, lengths, strict=True)]
         labels = [place % len(ACTIONS) for place in range(count)]
         made[split] = Sequences.joined(frames, labels, ACTIONS, wanted.length)
-    return Splits(made["train"], made["validation"], made["test"], ACTIONS, 1, 0)
+    return made_splits(made, ACTIONS)

@@ -63,15 +63,15 @@ def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)
 
 
-def read_idx_dataset(name: str, kind: str, classes: tuple[str, ...], root: Path, download: bool) -> RawDataset:
+def read_idx_dataset(root: Path, download: bool, *, name: str, kind: str, classes: tuple[str, ...]) -> RawDataset:
     """A data set of four idx files in `kind`/raw, packed with gzip or not.
 
     Args:
+        root: data root.
+        download: whether missing files may be downloaded.
         name: as registered.
         kind: name of the folder, and of the class of `torchvision.datasets` that downloads it.
         classes: their names, in the order of the labels.
-        root: data root.
-        download: whether missing files may be downloaded.
     """
     folder = root / kind / "raw"
     wanted = {

@@ -44,6 +44,19 @@ class Splits(NamedTuple):
     unreadable: tuple[tuple[str, str, str], ...] = ()
 
 
+def limited(counts: Mapping[str, int], limit: int | None) -> dict[str, int]:
+    """How many samples of each split are made, at most `limit` for training."""
+    return {name: min(n, limit) if name == "train" and limit is not None else n for name, n in counts.items()}
+
+
+def made_splits(
+    made: Mapping[str, Images], class_names: tuple[str, ...] = (), in_chans: int = 1, limit: int | None = None
+) -> Splits:
+    """Splits of samples that are made from a seed, the same on every machine; a limit takes the first training ones."""
+    train = made["train"] if limit is None else made["train"].subset(torch.arange(min(limit, len(made["train"]))))
+    return Splits(train, made["validation"], made["test"], class_names, in_chans, 0)
+
+
 class _Counter:
     """Adds up the images of all splits for one progress callback."""
 

@@ -1,27 +1,15 @@
 """Registers generated sets of points: a problem, the function that answers it, and how many points a set has."""
 
-from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mereo.data.registry import DatasetInfo, register_dataset
+from mereo.data.registry import DatasetInfo, later, register_dataset
 from mereo.errors import UsageError, check_count
 
 if TYPE_CHECKING:
-    from mereo.data.load import Splits, Wanted
     from mereo.data.points import Answers
 
 LOWEST, HELD_OUT = 3, 1000
 """Fewest points of a set; sets of the validation and of the test split."""
-
-
-def load(
-    wanted: "Wanted", problem: str, answers: "Answers", least: int, most: int, splits: Mapping[str, int]
-) -> "Splits":
-    """Made in seconds; nothing is read from the root."""
-    from mereo.data.points import Range, load_sets
-
-    return load_sets(problem, answers, Range(least, most, splits), wanted)
 
 
 def register_points(
@@ -44,8 +32,8 @@ def register_points(
         if not LOWEST <= least <= most <= highest:
             raise UsageError(f"least is {least} and most is {most}; points of a set are from {LOWEST} to {highest}.")
         splits = {"train": train, "validation": HELD_OUT, "test": HELD_OUT}
-        made = partial(load, problem=problem, answers=answers, least=least, most=most, splits=splits)
-        return {"load": made, "splits": splits}
+        how = {"problem": problem, "answers": answers, "least": least, "most": most, "splits": splits}
+        return {"load": later("mereo.data.points:load_sets", **how), "splits": splits}
 
     configure.__doc__ = (
         f"Options: least and most points of a set ({least} and {most}), and the number of training sets ({train})."

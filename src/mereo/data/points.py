@@ -1,15 +1,15 @@
 """Sets of points with pointers to them, which a network should find; served a batch at a time."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mereo.data.batch import Batch
-from mereo.data.images import BatchOptions, Images, identity
-from mereo.data.load import Splits, Wanted
+from mereo.data.images import BatchOptions
+from mereo.data.load import Splits, Wanted, limited, made_splits
 from mereo.data.pointing import FORMS
+from mereo.data.tensor_set import TensorSet
 from mereo.errors import UsageError, check_choice
 
 Answers = Callable[[Tensor], Sequence[Tensor]]
@@ -18,7 +18,7 @@ PADDING = -1
 TURNS = 4
 
 
-class PointSets(Images):
+class PointSets(TensorSet):
     """Sets of points, with a sequence of pointers for each.
 
     With a generator (training) the points of a set come in a random order and turned by a random number of right
@@ -36,6 +36,7 @@ class PointSets(Images):
 
     class_names: tuple[str, ...] = ()
     serves = "points"
+    of_samples = ("points", "lengths", "pointers")
 
     def __init__(
         self, points: Tensor, lengths: Tensor, pointers: Tensor | None = None, problem: str = "sequence"
@@ -57,31 +58,10 @@ class PointSets(Images):
             )
         self.points, self.lengths, self.pointers, self.problem = points, lengths, pointers, problem
 
-    def __len__(self) -> int:
-        return len(self.points)
-
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """(1, points, coordinates): what a set takes in memory."""
         return 1, self.points.shape[1], self.points.shape[2]
-
-    @property
-    def strata(self) -> Tensor:
-        return torch.zeros(len(self), dtype=torch.int64)
-
-    def describe(self) -> dict[str, Any]:
-        """The identity of the data as plain values; it changes if any point or pointer changes."""
-        return identity(len(self), self.points.shape[1:], self.points, self.lengths, self.pointers)
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> "PointSets":
-        pointers = None if self.pointers is None else change(self.pointers)
-        return PointSets(change(self.points), change(self.lengths), pointers, self.problem)
-
-    def to(self, device: torch.device | str) -> "PointSets":
-        return self._map(lambda field: field.to(device))
-
-    def subset(self, indices: Tensor) -> "PointSets":
-        return self._map(lambda field: field[indices.to(field.device)])
 
     def make_batch(self, indices: Tensor, options: BatchOptions) -> Batch:
         """The sets at `indices`; there are no images to crop."""
@@ -122,14 +102,6 @@ def moved(batch: Batch, keys: Tensor, turns: Tensor, problem: str) -> Batch:
 # --- made sets ------------------------------------------------------------------------------------------------------
 
 
-class Range(NamedTuple):
-    """How many points sets have, from `least` to `most`, and how many sets a split has."""
-
-    least: int
-    most: int
-    splits: Mapping[str, int]
-
-
 def padded(rows: Sequence[Tensor], steps: int | None = None) -> Tensor:
     """Pointers of each set with the end behind them and padding behind that: int64 (sets, steps)."""
     width = max(map(len, rows), default=0) + 1 if steps is None else steps
@@ -140,25 +112,25 @@ def padded(rows: Sequence[Tensor], steps: int | None = None) -> Tensor:
     return table
 
 
-def make_sets(problem: str, answers: Answers, counts: Range, seed: int, count: int) -> PointSets:
+def make_sets(problem: str, answers: Answers, least: int, most: int, seed: int, count: int) -> PointSets:
     """Sets of points drawn evenly from the unit square, their numbers evenly from a range, with exact answers."""
     generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(counts.least, counts.most + 1, (count,), generator=generator)
-    points = torch.rand(count, counts.most, 2, generator=generator)
+    lengths = torch.randint(least, most + 1, (count,), generator=generator)
+    points = torch.rand(count, most, 2, generator=generator)
     rows: list[Tensor] = [lengths] * count
-    for number in range(counts.least, counts.most + 1):
+    for number in range(least, most + 1):
         places = (lengths == number).nonzero().flatten()
         if len(places):
             for place, pointers in zip(places.tolist(), answers(points[places, :number]), strict=True):
                 rows[place] = pointers
-    points[torch.arange(counts.most) >= lengths.unsqueeze(1)] = 0
+    points[torch.arange(most) >= lengths.unsqueeze(1)] = 0
     return PointSets(points, lengths, padded(rows), problem)
 
 
-def load_sets(problem: str, answers: Answers, counts: Range, wanted: Wanted) -> Splits:
-    """The splits of made sets: the same on every machine, a limit takes the first ones."""
-    sizes = dict(counts.splits)
-    if wanted.limit is not None:
-        sizes["train"] = min(sizes["train"], wanted.limit)
-    made = {split: make_sets(problem, answers, counts, number, sizes[split]) for number, split in enumerate(sizes)}
-    return Splits(made["train"], made["validation"], made["test"], (), 2, 0)
+def load_sets(
+    wanted: Wanted, problem: str, answers: Answers, least: int, most: int, splits: Mapping[str, int]
+) -> Splits:
+    """The splits of sets of `least` to `most` points."""
+    sizes = limited(splits, wanted.limit)
+    made = {split: make_sets(problem, answers, least, most, number, sizes[split]) for number, split in enumerate(sizes)}
+    return made_splits(made, in_chans=2)

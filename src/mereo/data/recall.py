@@ -3,15 +3,16 @@
 Tokens are whole numbers below a vocabulary of V: 0 fills, 1 .. V / 2 - 1 are keys and V / 2 .. V - 1 values.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mereo.data.batch import Batch
-from mereo.data.images import BatchOptions, Images, identity
-from mereo.data.load import Splits, Wanted
+from mereo.data.images import BatchOptions, identity
+from mereo.data.load import Splits, Wanted, limited, made_splits
+from mereo.data.tensor_set import TensorSet
 from mereo.errors import UsageError
 
 IGNORED = -1
@@ -21,7 +22,7 @@ POWER = 0.01
 _AT_ONCE = 2**24
 
 
-class LabelledTokens(Images):
+class LabelledTokens(TensorSet):
     """Sequences of tokens with a label at some places.
 
     Args:
@@ -32,6 +33,7 @@ class LabelledTokens(Images):
 
     class_names: tuple[str, ...] = ()
     serves = "tokens"
+    of_samples = ("tokens", "labels")
 
     def __init__(self, tokens: Tensor, labels: Tensor) -> None:
         if tokens.dim() != 2 or labels.shape != tokens.shape:
@@ -39,30 +41,14 @@ class LabelledTokens(Images):
             raise UsageError(f"{given}; both must be (sequences, length).")
         self.tokens, self.labels = tokens, labels
 
-    def __len__(self) -> int:
-        return len(self.tokens)
-
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """(1, 1, tokens of a sequence): what a sample takes in memory."""
         return 1, 1, self.tokens.shape[1]
 
-    @property
-    def strata(self) -> Tensor:
-        return torch.zeros(len(self), dtype=torch.int64)
-
     def describe(self) -> dict[str, Any]:
         """The identity of the data as plain values; it changes if any token or label changes."""
         return identity(len(self), self.tokens.shape[1:], self.tokens, self.labels)
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> "LabelledTokens":
-        return LabelledTokens(change(self.tokens), change(self.labels))
-
-    def to(self, device: torch.device | str) -> "LabelledTokens":
-        return self._map(lambda field: field.to(device))
-
-    def subset(self, indices: Tensor) -> "LabelledTokens":
-        return self._map(lambda field: field[indices.to(field.device)])
 
     def make_batch(self, indices: Tensor, options: BatchOptions) -> Batch:
         """The sequences at `indices`; there are no images to crop."""
@@ -124,10 +110,9 @@ def make_sequences(length: int, pairs: int, vocab: int, seed: int, count: int) -
     return LabelledTokens(tokens, labels)
 
 
-def load_sequences(length: int, pairs: int, vocab: int, splits: Mapping[str, int], wanted: Wanted) -> Splits:
-    """The splits of made sequences: the same on every machine, a limit takes the first ones."""
-    sizes = dict(splits)
-    if wanted.limit is not None:
-        sizes["train"] = min(sizes["train"], wanted.limit)
-    made = {split: make_sequences(length, pairs, vocab, number, sizes[split]) for number, split in enumerate(sizes)}
-    return Splits(made["train"], made["validation"], made["test"], (), 1, 0)
+def load_sequences(wanted: Wanted, length: int, pairs: int, vocab: int, splits: Mapping[str, int]) -> Splits:
+    """The splits of made sequences."""
+    sizes = limited(splits, wanted.limit)
+    return made_splits({
+        split: make_sequences(length, pairs, vocab, number, sizes[split]) for number, split in enumerate(sizes)
+    })  # fmt: skip

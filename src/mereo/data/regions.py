@@ -5,7 +5,7 @@ and attributes.
 """
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mereo.data.batch import Batch
-from mereo.data.images import BatchOptions, Images, identity
-from mereo.data.load import Splits, Wanted, load_splits
+from mereo.data.images import BatchOptions
+from mereo.data.load import Splits, Wanted, load_splits, made_splits
 from mereo.data.regular import open_regular
+from mereo.data.tensor_set import TensorSet
 from mereo.errors import MereoError, UsageError, type_of
 
 SURE = 0.9
@@ -30,7 +31,7 @@ _PREDICATES = ("near", "on", "behind", "holds", "sees")
 _CANDIDATES = 16
 
 
-class Scenes(Images):
+class Scenes(TensorSet):
     """Scenes of two or three regions, with a sentence for each.
 
     Args:
@@ -42,6 +43,7 @@ class Scenes(Images):
     """
 
     serves = "regions"
+    of_samples = ("regions", "labels")
 
     def __init__(self, regions: Tensor, labels: Tensor | None, class_names: tuple[str, ...] = ()) -> None:
         if regions.dim() != 3 or regions.dtype != torch.float32:
@@ -57,30 +59,10 @@ class Scenes(Images):
         self.regions, self.labels, self.class_names = regions, labels, class_names
         self.labels_per_image = 3 if labels is None else labels.shape[1]
 
-    def __len__(self) -> int:
-        return len(self.regions)
-
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """(1, regions, features): what a scene takes in memory."""
         return 1, self.regions.shape[1], self.regions.shape[2]
-
-    @property
-    def strata(self) -> Tensor:
-        return torch.zeros(len(self), dtype=torch.int64)
-
-    def describe(self) -> dict[str, Any]:
-        """The identity of the data as plain values; it changes if any feature or label changes."""
-        return identity(len(self), self.regions.shape[1:], self.regions, self.labels)
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> "Scenes":
-        return Scenes(change(self.regions), None if self.labels is None else change(self.labels), self.class_names)
-
-    def to(self, device: torch.device | str) -> "Scenes":
-        return self._map(lambda field: field.to(device))
-
-    def subset(self, indices: Tensor) -> "Scenes":
-        return self._map(lambda field: field[indices.to(field.device)])
 
     def make_batch(self, indices: Tensor, options: BatchOptions) -> Batch:
         """The scenes at `indices`; there are no images to crop."""
@@ -161,14 +143,13 @@ def concept_names(sizes: Sequence[int]) -> tuple[str, ...]:
 def load_scenes(
     wanted: Wanted, sizes: Sequence[int], features: int, noise: float, seed: int, splits: Mapping[str, int]
 ) -> Splits:
-    """The splits of made scenes: the same on every machine, a limit takes the first ones."""
+    """The splits of made scenes."""
     world, names = World.made(sizes, features, noise, seed), concept_names(sizes)
     made = {}
     for number, (split, count) in enumerate(splits.items()):
         generator = torch.Generator().manual_seed(len(splits) * seed + number + 1)
         made[split] = world.scenes(count, generator, names, classes=sizes[2])
-    train = made["train"].subset(torch.arange(min(splits["train"], wanted.limit or splits["train"])))
-    return Splits(train, made["validation"], made["test"], names, 1, 0)
+    return made_splits(made, names, limit=wanted.limit)
 
 
 # --- scenes of pictures ---------------------------------------------------------------------------------------------
@@ -259,8 +240,7 @@ def load_pictures(wanted: Wanted, of: str, splits: Mapping[str, int]) -> Splits:
         assert images is not None
         batch = images.batch(torch.arange(len(images)))
         made[split] = picture_scenes(batch.images[:, 0], batch.labels, splits[split], number, source.class_names)
-    train = made["train"].subset(torch.arange(min(splits["train"], wanted.limit or splits["train"])))
-    return Splits(train, made["validation"], made["test"], train.class_names, 1, 0)
+    return made_splits(made, made["train"].class_names, limit=wanted.limit)
 
 
 # --- files ----------------------------------------------------------------------------------------------------------

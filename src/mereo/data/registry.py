@@ -4,6 +4,8 @@ import fnmatch
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
@@ -99,6 +101,16 @@ class DatasetInfo:
 
 
 DATASETS: dict[str, DatasetInfo] = {}
+
+
+def _imported(place: str, /, *arguments: Any, **given: Any) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)(*arguments, **given)
+
+
+def later(place: str, **given: Any) -> "partial[Any]":
+    """A function "module:name" with some of its arguments, whose module is imported when it is called."""
+    return partial(_imported, place, **given)
 
 
 def _with_arguments_of(make: Callable[_Arguments, DatasetInfo]) -> Callable[_Arguments, DatasetInfo]:

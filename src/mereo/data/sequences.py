@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from mereo.data.batch import Batch
-from mereo.data.images import BatchOptions, Images, identity
+from mereo.data.images import BatchOptions
+from mereo.data.tensor_set import TensorSet
 from mereo.errors import UsageError, check_count
 
 
-class Sequences(Images):
+class Sequences(TensorSet):
     """Sequences of frames, stored one after the other without padding.
 
     A longer sequence than `length` gives as many of its frames, evenly spaced: frame floor(t L / length).
@@ -27,6 +28,7 @@ class Sequences(Images):
     """
 
     serves = "sequences"
+    of_samples, of_all = ("starts", "counts", "labels"), ("frames",)
 
     def __init__(
         self, frames: Tensor, counts: Tensor, labels: Tensor | None, class_names: tuple[str, ...], length: int,
@@ -51,9 +53,6 @@ class Sequences(Images):
         given = None if labels is None else torch.tensor(labels, dtype=torch.int64)
         return cls(torch.cat(list(each)), counts, given, class_names, length)
 
-    def __len__(self) -> int:
-        return len(self.counts)
-
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """(1, frames, coordinates): what a sequence takes in a batch."""
@@ -61,28 +60,7 @@ class Sequences(Images):
 
     @property
     def strata(self) -> Tensor:
-        return torch.zeros(len(self), dtype=torch.int64) if self.labels is None else self.labels.cpu()
-
-    def describe(self) -> dict[str, Any]:
-        """The identity of the data as plain values; it changes if any coordinate or label changes."""
-        return identity(
-            len(self), (self.length, self.frames.shape[1]), self.frames, self.starts, self.counts, self.labels
-        )
-
-    def _picked(self, frames: Tensor, indices: Tensor | slice) -> "Sequences":
-        counts, starts, labels = (
-            None if each is None else each[indices].to(frames.device)
-            for each in (self.counts, self.starts, self.labels)
-        )
-        assert counts is not None
-        return Sequences(frames, counts, labels, self.class_names, self.length, starts)
-
-    def to(self, device: torch.device | str) -> "Sequences":
-        return self._picked(self.frames.to(device), slice(None))
-
-    def subset(self, indices: Tensor) -> "Sequences":
-        """The sequences at `indices`; all of them share their frames."""
-        return self._picked(self.frames, indices.to(self.counts.device))
+        return super().strata if self.labels is None else self.labels.cpu()
 
     def relabelled(self, places: Tensor, class_names: tuple[str, ...]) -> "Sequences":
         """The same sequences with `places[label]` as their classes."""

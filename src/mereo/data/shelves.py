@@ -4,15 +4,16 @@ The rule is ours, in place of people: it starts at the object at the centre and 
 target and are near, with noise; it lingers, looks back, and stops at the target.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mereo.data.batch import Batch
-from mereo.data.images import BatchOptions, Images, identity
-from mereo.data.load import Splits, Wanted
+from mereo.data.images import BatchOptions
+from mereo.data.load import Splits, Wanted, made_splits
+from mereo.data.tensor_set import TensorSet
 from mereo.errors import UsageError
 
 SIDE, COLOURS, SHAPES, MOST = 16, 6, 6, 24
@@ -65,7 +66,7 @@ def check_scenes(regions: Tensor) -> None:
             raise UsageError(f"regions of scene {int(wrong.nonzero()[0])} {what}.")
 
 
-class Shelves(Images):
+class Shelves(TensorSet):
     """Scenes of objects with a target, and a path of fixations for each.
 
     Args:
@@ -79,6 +80,7 @@ class Shelves(Images):
     """
 
     serves = "regions"
+    of_samples, of_all = ("kinds", "places", "pointers"), ("looks",)
     class_names: tuple[str, ...] = ()
 
     def __init__(self, looks: Tensor, kinds: Tensor, places: Tensor, pointers: Tensor | None = None) -> None:
@@ -95,31 +97,10 @@ class Shelves(Images):
                 )
         self.looks, self.kinds, self.places, self.pointers = looks, kinds, places, pointers
 
-    def __len__(self) -> int:
-        return len(self.kinds)
-
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """(1, objects + 1, features): what a scene takes in memory."""
         return 1, self.kinds.shape[1], self.looks[0].numel() + 2
-
-    @property
-    def strata(self) -> Tensor:
-        return torch.zeros(len(self), dtype=torch.int64)
-
-    def describe(self) -> dict[str, Any]:
-        """The identity of the data as plain values; it changes if any object or fixation changes."""
-        return identity(len(self), self.image_shape[1:], self.looks, self.kinds, self.places, self.pointers)
-
-    def _map(self, change: Callable[[Tensor], Tensor], looks: Tensor) -> "Shelves":
-        pointers = None if self.pointers is None else change(self.pointers)
-        return Shelves(looks, change(self.kinds), change(self.places), pointers)
-
-    def to(self, device: torch.device | str) -> "Shelves":
-        return self._map(lambda field: field.to(device), self.looks.to(device))
-
-    def subset(self, indices: Tensor) -> "Shelves":
-        return self._map(lambda field: field[indices.to(field.device)], self.looks)
 
     def make_batch(self, indices: Tensor, options: BatchOptions) -> Batch:
         """The scenes at `indices`; there are no images to crop."""
@@ -207,11 +188,10 @@ def walk(kinds: Tensor, places: Tensor, start: int, generator: torch.Generator) 
     return paths
 
 
-def load_shelves(wanted: Wanted, layout: Layout, seed: int, splits: Mapping[str, int]) -> Splits:
-    """The splits of made scenes: the same on every machine, a limit takes the first ones."""
+def load_shelves(wanted: Wanted, shelf: tuple[int, int, int], seed: int, splits: Mapping[str, int]) -> Splits:
+    """The splits of made scenes of a `Layout`."""
     made = {
-        split: make_shelves(layout, count, len(splits) * seed + number)
+        split: make_shelves(Layout(*shelf), count, len(splits) * seed + number)
         for number, (split, count) in enumerate(splits.items())
     }
-    train = made["train"].subset(torch.arange(min(splits["train"], wanted.limit or splits["train"])))
-    return Splits(train, made["validation"], made["test"], (), 1, 0)
+    return made_splits(made, limit=wanted.limit)

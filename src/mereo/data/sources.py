@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -158,21 +159,16 @@ def dataset_info(
     shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
     counts = {split: len(part) for split, part in splits.items()}
     summary = f"{layout.evidence}; {len(names)} classes ({shown})"
+    more: dict[str, Any] = {}
     if splits["train"].masks is not None:
-        return DatasetInfo(
-            str(data), summary, str(path), len(names), channels, size, counts, path=path, layout=layout,
-            fields=("images", "masks"),
-        )  # fmt: skip
-    if splits["train"].fields:
-        return DatasetInfo(
-            str(data), layout.evidence, str(path), len(names), channels, size, counts, path=path, layout=layout,
-            fields=("images", *splits["train"].fields),
-        )  # fmt: skip
-    smallest = int(np.bincount(splits["train"].labels.numpy()).min())
-    summary += f", at least {smallest} training images each"
-    # In a table whole numbers are often numbers of classes, not digits.
-    signs = not is_table(path) and are_signs(names)
+        more["fields"] = ("images", "masks")
+    elif splits["train"].fields:
+        summary, more["fields"] = layout.evidence, ("images", *splits["train"].fields)
+    else:
+        smallest = int(np.bincount(splits["train"].labels.numpy()).min())
+        summary += f", at least {smallest} training images each"
+        # In a table whole numbers are often numbers of classes, not digits.
+        more["augment"] = SIGNS_AUGMENT if not is_table(path) and are_signs(names) else DEFAULT_AUGMENT
     return DatasetInfo(
-        str(data), summary, str(path), len(names), channels, size, counts, path=path, layout=layout,
-        augment=SIGNS_AUGMENT if signs else DEFAULT_AUGMENT,
-    )  # fmt: skip
+        str(data), summary, str(path), len(names), channels, size, counts, path=path, layout=layout, **more
+    )

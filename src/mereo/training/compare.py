@@ -4,13 +4,13 @@ A network is given as `capsnet`, as `capsnet:routing_steps=1,decoder=false`, or 
 and an optimiser.
 """
 
-import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from mereo.errors import UsageError, unknown
+from mereo.runtime.turns import median_seconds
 from mereo.training.option_values import parse_arguments, parse_insertion, split_arguments
 from mereo.training.recipes import RECIPES, apply_recipe, is_recipe
 from mereo.training.studies import Study, Variant, folder_name
@@ -92,25 +92,15 @@ def make_study(
 def images_per_second(
     runs: Mapping[str, Callable[[], object]], images: int, settle: Callable[[], None] | None = None
 ) -> dict[str, float]:
-    """The median speed of functions that each process `images` images.
+    """The median speed of functions that each process `images` images, timed in turn; `settle` waits for a device."""
 
-    They are timed in turn, so that a temporarily busy machine slows all of them; `settle` waits for a device.
-    """
-
-    def once(run: Callable[[], object]) -> float:
-        began = time.perf_counter()
+    def settled(run: Callable[[], object]) -> None:
         run()
         if settle is not None:
             settle()
-        return time.perf_counter() - began
 
-    for run in runs.values():
-        once(run)
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(REPEATS):
-        for name, run in runs.items():
-            seconds[name].append(once(run))
-    return {name: images / statistics.median(each) for name, each in seconds.items()}
+    calls = {name: partial(settled, run) for name, run in runs.items()}
+    return {name: images / seconds for name, seconds in median_seconds(calls, REPEATS).items()}
 
 
 def comparison_folder(data: str, output: str) -> Path:

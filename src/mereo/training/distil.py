@@ -93,37 +93,28 @@ def _as_they_are(tensors: tuple[Tensor, ...], draws: torch.Generator) -> tuple[t
     return tensors, None
 
 
-def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(output, target)
-
-
+@dataclass
 class _Distillation:
     """The state of a distillation between its steps."""
 
-    def __init__(
-        self,
-        *,
-        run_teacher: Callable[..., Views],
-        run_student: Callable[..., Views],
-        student: nn.Module,
-        data: Data,
-        matches: Sequence[Match],
-        task: Task | None,
-        task_weight: float,
-        prepare: Prepare,
-        config: TrainConfig,
-        device: torch.device,
-        checkpoint: Path | None,
-        reporter: Reporter,
-    ) -> None:
-        self.run_teacher, self.run_student, self.objective = run_teacher, run_student, _Objective(student)
-        self.data, self.matches, self.prepare = data, matches, prepare
-        self.task, self.task_weight = task, task_weight
-        self.config, self.device, self.checkpoint, self.reporter = config, device, checkpoint, reporter
-        self.count = _length(data)
-        self.steps = -(-self.count // config.batch_size)
-        self.trained = [p for p in student.parameters() if p.requires_grad]
-        self.optimizer = make_optimizer(config, self.trained)
+    run_teacher: Callable[..., Views]
+    run_student: Callable[..., Views]
+    objective: _Objective
+    data: Data
+    matches: Sequence[Match]
+    task: Task | None
+    task_weight: float
+    prepare: Prepare
+    config: TrainConfig
+    device: torch.device
+    checkpoint: Path | None
+    reporter: Reporter
+
+    def __post_init__(self) -> None:
+        self.count = _length(self.data)
+        self.steps = -(-self.count // self.config.batch_size)
+        self.trained = [p for p in self.objective.parameters() if p.requires_grad]
+        self.optimizer = make_optimizer(self.config, self.trained)
         self.history: list[dict[str, float]] = []
 
     def resume(self) -> int:
@@ -298,10 +289,9 @@ def distil(
         _train_only(student, trained)
         teacher.to(where).eval()
         fit = _Distillation(
-            run_teacher=run_teacher, run_student=run_student, student=student.to(where), data=data, matches=matches,
-            task=_cross_entropy if isinstance(task, str) else task, task_weight=task_weight,
-            prepare=prepare or _as_they_are, config=config, device=where,
-            checkpoint=None if checkpoint is None else Path(checkpoint), reporter=Reporter(silent=not progress),
+            run_teacher, run_student, _Objective(student.to(where)), data, matches,
+            F.cross_entropy if isinstance(task, str) else task, task_weight, prepare or _as_they_are, config, where,
+            None if checkpoint is None else Path(checkpoint), Reporter(silent=not progress),
         )  # fmt: skip
         try:
             for epoch in range(fit.resume(), epochs):

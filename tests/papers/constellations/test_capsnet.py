@@ -162,8 +162,6 @@ def test_learning_repeats_with_its_seed() -> None:
 
 def test_wrong_arguments() -> None:
     drawn = data(4)
-    with pytest.raises(UsageError, match="Did you mean 'affine'"):
-        replace(NETWORK, transform="afine")
     with pytest.raises(UsageError, match="sigma is 0"):
         replace(NETWORK, sigma=0)
     with pytest.raises(UsageError, match="starts is 0"):

@@ -7,9 +7,7 @@ import torch
 
 from mereo.errors import UsageError
 from papers.common.constellations import (
-    BASES,
     Constellations,
-    affine_basis,
     make_constellations,
     make_templates,
     similarity_basis,
@@ -36,24 +34,21 @@ def test_templates_are_centred_and_scaled() -> None:
         torch.testing.assert_close(torch.einsum("nde,ndf->ef", basis, basis), parts * torch.eye(4, dtype=D))
 
 
-def test_bases_move_turn_and_scale() -> None:
+def test_the_basis_moves_turns_and_scales() -> None:
     points, _ = make_templates(("triangle",))
     t, s, a = torch.tensor([0.3, -2], dtype=D), 1.7, torch.tensor(0.4, dtype=D)
     pose = torch.cat((t, torch.stack((s * a.cos(), s * a.sin()))))
     turn = torch.stack((torch.stack((a.cos(), a.sin())), torch.stack((-a.sin(), a.cos()))))
     torch.testing.assert_close(similarity_basis(points) @ pose, t + s * points @ turn.T)
-    matrix = torch.randn(2, 2, dtype=D)
-    torch.testing.assert_close(affine_basis(points) @ torch.cat((t, matrix.flatten())), t + points @ matrix.T)
 
 
-@pytest.mark.parametrize("transform", BASES)
-def test_without_noise_each_object_is_its_template_under_a_pose(transform: str) -> None:
-    data, templates = draw(transform=transform), make_templates()
+def test_without_noise_each_object_is_its_template_under_a_pose() -> None:
+    data, templates = draw(), make_templates()
     for number in range(3):
         own = templates.owner == number
         shown = data.mask[:, :11][:, own].all(1)
         assert (data.mask[:, :11][:, own].any(1) == shown).all(), "an object is there or not, with all of its parts"
-        system = BASES[transform](templates.points[own]).flatten(0, 1)
+        system = similarity_basis(templates.points[own]).flatten(0, 1)
         places = data.points[shown][:, :11][:, own].flatten(1).T
         fitted = torch.linalg.lstsq(system, places).solution
         torch.testing.assert_close(system @ fitted, places)
@@ -101,7 +96,6 @@ def test_seeds() -> None:
     [
         ({"shapes": ("sqare",)}, "did you mean 'square'"),
         ({"shapes": ()}, "shapes is empty"),
-        ({"transform": "affin"}, "Did you mean 'affine'"),
         ({"images": 0}, "images is 0"),
         ({"noise": -0.1}, "noise is -0.1"),
         ({"clutter": -1}, "clutter -1"),

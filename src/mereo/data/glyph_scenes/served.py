@@ -9,14 +9,15 @@ from torch import Tensor
 from mereo.data.batch import Batch
 from mereo.data.glyph_scenes.prompts import COLOURS, SHAPES
 from mereo.data.glyph_scenes.scenes import SIDE, make_scenes
-from mereo.data.images import BatchOptions, Images, identity
-from mereo.data.load import Splits, Wanted
+from mereo.data.images import BatchOptions, identity
+from mereo.data.load import Splits, Wanted, limited, made_splits
+from mereo.data.tensor_set import TensorSet
 
 NAMES = tuple(f"{colour} {shape}" for shape in SHAPES for colour in COLOURS)
 """Of the kinds of glyphs."""
 
 
-class GlyphScenes(Images):
+class GlyphScenes(TensorSet):
     """Scenes by their numbers under a seed: prompts, images, and in `labels` the kind of glyph in each quarter.
 
     Shapes: numbers int64 (scenes,).
@@ -24,30 +25,18 @@ class GlyphScenes(Images):
 
     class_names: tuple[str, ...] = NAMES
     serves = "prompts"
+    of_samples = ("numbers",)
 
     def __init__(self, numbers: Tensor, seed: int) -> None:
         self.numbers, self.seed = numbers, seed
-
-    def __len__(self) -> int:
-        return len(self.numbers)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
         return 3, SIDE, SIDE
 
-    @property
-    def strata(self) -> Tensor:
-        return torch.zeros(len(self), dtype=torch.int64)
-
     def describe(self) -> dict[str, Any]:
         """The identity of the data as plain values; a scene is a function of its number and the seed."""
         return identity(len(self), (SIDE, self.seed), self.numbers)
-
-    def to(self, device: torch.device | str) -> "GlyphScenes":
-        return GlyphScenes(self.numbers.to(device), self.seed)
-
-    def subset(self, indices: Tensor) -> "GlyphScenes":
-        return GlyphScenes(self.numbers[indices.to(self.numbers.device)], self.seed)
 
     def make_batch(self, indices: Tensor, options: BatchOptions) -> Batch:
         """The scenes at `indices`; nothing is cropped."""
@@ -56,10 +45,8 @@ class GlyphScenes(Images):
         return Batch(images=scenes.images, labels=scenes.kinds, prompts=scenes.tokens)
 
 
-def load_glyph_scenes(splits: Mapping[str, int], wanted: Wanted) -> Splits:
-    """The splits, each with a seed of its own: the same on every machine, a limit takes the first scenes."""
-    made = {}
-    for seed, (name, size) in enumerate(splits.items()):
-        number = min(size, wanted.limit) if name == "train" and wanted.limit is not None else size
-        made[name] = GlyphScenes(torch.arange(number), seed)
-    return Splits(made["train"], made["validation"], made["test"], NAMES, 3, 0)
+def load_glyph_scenes(wanted: Wanted, splits: Mapping[str, int]) -> Splits:
+    """The splits, each with a seed of its own."""
+    sizes = limited(splits, wanted.limit)
+    made = {name: GlyphScenes(torch.arange(size), seed) for seed, (name, size) in enumerate(sizes.items())}
+    return made_splits(made, NAMES, 3)

@@ -20,7 +20,6 @@ from mereo.data.questions.world import (
     PARITY,
     PRODUCT_EVEN,
     PRODUCT_ODD,
-    RULE_ROWS,
     SHAPES,
     SUM_EVEN,
     SUM_ODD,
@@ -272,8 +271,3 @@ def joined(parts: Sequence[Programs]) -> Programs:
     fills = (0, 0, 0, DRAWN)
     fields = zip(*parts, strict=True)
     return Programs(*(torch.cat([widened(f, fill) for f in field]) for field, fill in zip(fields, fills, strict=True)))
-
-
-def rule_rows(split: Split, part: str) -> int:
-    """Rows of the longest program of a part, with its end."""
-    return max(RULE_ROWS[depth] for depth in split.depths(part))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mereo.data.batch import Batch
 from mereo.data.images import BatchOptions, Images, identity
-from mereo.data.load import Splits, Wanted
+from mereo.data.load import Splits, Wanted, limited, made_splits
 from mereo.data.questions.programs import DRAWN, PARTS, TRAINED_DISTRACTORS, Programs, Split
 from mereo.data.questions.words import draw_scenes as draw_images
 from mereo.data.questions.words import in_words, read_question
@@ -292,15 +292,11 @@ class Questions(Images):
         return batch if options.device is None else batch.to(options.device)
 
 
-def load_questions(split: Split, sizes: Mapping[str, int], wanted: Wanted) -> Splits:
-    """The splits of made questions: the same on every machine, a limit takes the first ones.
-
-    Validation questions are made as the training questions are.
-    """
+def load_questions(wanted: Wanted, split: Split, splits: Mapping[str, int]) -> Splits:
+    """The splits of made questions; validation questions are made as the training questions are."""
     made = {}
-    for seed, (name, size) in enumerate(sizes.items()):
+    for seed, (name, size) in enumerate(limited(splits, wanted.limit).items()):
         part = "test" if name == "test" else PARTS[0]
-        number = min(size, wanted.limit) if name == "train" and wanted.limit is not None else size
-        programs = split.draw(part, number, torch.Generator().manual_seed(seed))
+        programs = split.draw(part, size, torch.Generator().manual_seed(seed))
         made[name] = Questions(programs, *split.range(part), seed)
-    return Splits(made["train"], made["validation"], made["test"], ANSWERS, ROW, 0)
+    return made_splits(made, ANSWERS, ROW)

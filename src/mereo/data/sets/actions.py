@@ -1,23 +1,12 @@
 """Generated sequences of 15 joints that walk, wave, fall, sit down or jump."""
 
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mereo.data.registry import register_dataset
+from mereo.data.registry import later, register_dataset
 from mereo.errors import UsageError, check_count, check_not_negative, check_seed
-
-if TYPE_CHECKING:
-    from mereo.data.load import Splits, Wanted
 
 HELD_OUT = 1000
 """Sequences of the validation and of the test split."""
-
-
-def load(wanted: "Wanted", **given: Any) -> "Splits":
-    """Made in seconds; nothing is read from the root."""
-    from mereo.data.actions import load as load_actions
-
-    return load_actions(wanted, **given)
 
 
 def configure(
@@ -31,7 +20,8 @@ def configure(
     if not 2 <= least <= most <= 1000:
         raise UsageError(f"least is {least} and most is {most}; a sequence has from 2 to 1000 frames.")
     splits = {"train": train, "validation": HELD_OUT, "test": HELD_OUT}
-    return {"load": partial(load, least=least, most=most, noise=noise, seed=seed, splits=splits), "splits": splits}
+    made = later("mereo.data.actions:load", least=least, most=most, noise=noise, seed=seed, splits=splits)
+    return {"load": made, "splits": splits}
 
 
 register_dataset(

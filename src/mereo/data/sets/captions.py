@@ -21,17 +21,12 @@ def load(
     wanted: "Wanted", *, train: int, together: float, filler: int, negatives: str, splits: dict[str, int]
 ) -> "Splits":
     """Drawn in a second; nothing is read from the root."""
-    import torch
-
     from mereo.data.captions import FEATURES, TOKENS, test_set, training_set
-    from mereo.data.load import Splits
+    from mereo.data.load import made_splits
 
-    made = training_set(train, 0.9, 1, filler)
-    if wanted.limit is not None:
-        made = made.subset(torch.arange(min(len(made), wanted.limit)))
-    held_out = test_set(HELD_OUT, 0.9, 2, filler, most=ASKED)
-    test = test_set(HELD_OUT, together, TEST_SEED, filler, negatives, ASKED)
-    return Splits(made, held_out, test, TOKENS, FEATURES + 1, 0)
+    made = {"train": training_set(train, 0.9, 1, filler), "validation": test_set(HELD_OUT, 0.9, 2, filler, most=ASKED)}
+    made["test"] = test_set(HELD_OUT, together, TEST_SEED, filler, negatives, ASKED)
+    return made_splits(made, TOKENS, FEATURES + 1, wanted.limit)
 
 
 def configure(

@@ -4,26 +4,17 @@ More distractors, new pairs of operators with objects or with each other, deeper
 exact answers.
 """
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mereo.data.registry import register_dataset
+from mereo.data.registry import later, register_dataset
 from mereo.errors import check_count
 
 if TYPE_CHECKING:
     from mereo.data.load import Splits, Wanted
-    from mereo.data.questions.programs import Split
 
 HELD_OUT = 1000
 """Questions of the validation and of the test split."""
 OPERATORS, ANSWERS = 8, 138
-
-
-def load(wanted: "Wanted", *, split: "Split", splits: dict[str, int]) -> "Splits":
-    """Made in seconds; nothing is read from the root."""
-    from mereo.data.questions.scenes import load_questions
-
-    return load_questions(split, splits, wanted)
 
 
 def configure(
@@ -48,7 +39,7 @@ def configure(
     if split == "systematic":
         most = OPERATORS * 100 * len(made.kinds()[0])
         splits = {name: min(size, most) for name, size in splits.items()}
-    return {"load": partial(load, split=made, splits=splits), "splits": splits}
+    return {"load": later("mereo.data.questions.scenes:load_questions", split=made, splits=splits), "splits": splits}
 
 
 def default(wanted: "Wanted") -> "Splits":

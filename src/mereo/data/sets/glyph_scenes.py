@@ -4,31 +4,20 @@
 of a number and a seed, with exact truth.
 """
 
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mereo.data.registry import register_dataset
+from mereo.data.registry import later, register_dataset
 from mereo.errors import check_count
-
-if TYPE_CHECKING:
-    from mereo.data.load import Splits, Wanted
 
 VALIDATION, TEST = 100, 500
 """Scenes of the validation and of the test split, for each of which a picture is drawn in evaluation."""
-
-
-def load(wanted: "Wanted", *, splits: dict[str, int]) -> "Splits":
-    """Made in a moment; nothing is read from the root."""
-    from mereo.data.glyph_scenes.served import load_glyph_scenes
-
-    return load_glyph_scenes(splits, wanted)
 
 
 def configure(*, train: int = 100_000, test: int = TEST) -> dict[str, Any]:
     """Options: numbers of training (100000) and of test scenes (500)."""
     check_count(1, train=train, test=test)
     splits = {"train": train, "validation": VALIDATION, "test": test}
-    return {"load": partial(load, splits=splits), "splits": splits}
+    return {"load": later("mereo.data.glyph_scenes.served:load_glyph_scenes", splits=splits), "splits": splits}
 
 
 register_dataset(

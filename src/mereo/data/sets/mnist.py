@@ -1,23 +1,9 @@
 """MNIST: handwritten digits."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from mereo.data.registry import register_dataset
-
-if TYPE_CHECKING:
-    from mereo.data.raw import RawDataset
+from mereo.data.registry import later, register_dataset
 
 FILES = ("MNIST/raw/train-images-idx3-ubyte", "MNIST/raw/train-images-idx3-ubyte.gz")
-
-
-def read(root: Path, download: bool) -> "RawDataset":
-    """From MNIST/raw."""
-    from mereo.data.idx import read_idx_dataset
-
-    return read_idx_dataset("mnist", "MNIST", tuple(str(digit) for digit in range(10)), root, download)
-
-
+read = later("mereo.data.idx:read_idx_dataset", name="mnist", kind="MNIST", classes=tuple("0123456789"))
 register_dataset(
     "mnist",
     summary="handwritten digits",

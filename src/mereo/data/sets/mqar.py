@@ -4,26 +4,15 @@ Sequences are generated from a seed, with exact answers. Models of language need
 recalls more pairs the larger its state is.
 """
 
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mereo.data.registry import register_dataset
+from mereo.data.registry import later, register_dataset
 from mereo.errors import UsageError, check_count
-
-if TYPE_CHECKING:
-    from mereo.data.load import Splits, Wanted
 
 PAIRS = {64: 4, 128: 8, 256: 16, 512: 64}
 """The lengths of arXiv:2405.15731, each with its number of pairs."""
 HELD_OUT = 3000
 """Sequences of the validation and of the test split."""
-
-
-def load(wanted: "Wanted", *, length: int, pairs: int, vocab: int, splits: dict[str, int]) -> "Splits":
-    """Made in seconds; nothing is read from the root."""
-    from mereo.data.recall import load_sequences
-
-    return load_sequences(length, pairs, vocab, splits, wanted)
 
 
 def configure(*, length: int = 64, pairs: int = 0, vocab: int = 256, train: int = 20000) -> dict[str, Any]:
@@ -38,7 +27,7 @@ def configure(*, length: int = 64, pairs: int = 0, vocab: int = 256, train: int 
     if pairs > vocab // 2 - 1:
         raise UsageError(f"vocab is {vocab} and pairs {pairs}; distinct keys need a vocabulary of {2 * pairs + 2}.")
     splits = {"train": train, "validation": HELD_OUT, "test": HELD_OUT}
-    made = partial(load, length=length, pairs=pairs, vocab=vocab, splits=splits)
+    made = later("mereo.data.recall:load_sequences", length=length, pairs=pairs, vocab=vocab, splits=splits)
     return {"load": made, "splits": splits, "num_classes": vocab}
 
 

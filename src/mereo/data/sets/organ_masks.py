@@ -5,16 +5,13 @@ kidneys: the liver is the large one, and which kidney is the right one follows f
 left or the right of the image. The brightness drifts across the image, which is noisy; there are bright distractors.
 """
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mereo.data.registry import register_dataset
+from mereo.data.registry import later, register_dataset
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-    from mereo.data.raw import RawDataset
 
 SIDE, SEED = 64, 0
 CLASSES = ("ground", "liver", "right kidney", "left kidney", "spleen")
@@ -69,14 +66,6 @@ def make_sample(generator: "np.random.Generator") -> "tuple[npt.NDArray[np.uint8
     return (255 * image.clip(0, 1)).round().astype(np.uint8)[None], mask
 
 
-def read(root: Path, download: bool) -> "RawDataset":
-    """Made in a second; nothing is read from the root."""
-    from mereo.data.made import masked_splits
-    from mereo.data.raw import RawDataset
-
-    return RawDataset(masked_splits(COUNTS, SEED, make_sample), CLASSES, 1)
-
-
 register_dataset(
     "organ_masks",
     summary="grey slices of a body with liver, kidneys and spleen, the class of each pixel; generated when needed",
@@ -85,7 +74,7 @@ register_dataset(
     in_chans=1,
     size=(SIDE, SIDE),
     splits=COUNTS,
-    read=read,
+    read=later("mereo.data.made:made_masks", counts=COUNTS, seed=SEED, sample=make_sample, names=CLASSES),
     augment=("flip",),
     fields=("images", "masks"),
 )

@@ -4,29 +4,18 @@ The regions of a picture are the two images and the smallest box around both, ea
 are generated from a seed and the images of another data set, such as digits or fashion_mnist.
 """
 
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mereo.data.registry import DATASETS, register_dataset
+from mereo.data.registry import DATASETS, later, register_dataset
 from mereo.errors import UsageError, check_count, unknown
-
-if TYPE_CHECKING:
-    from mereo.data.load import Splits, Wanted
 
 HELD_OUT, CLASSES = 1000, 10
 """Pictures of the validation and of the test split; classes of digits."""
 
 
-def load(wanted: "Wanted", *, of: str, splits: dict[str, int]) -> "Splits":
-    """Made in seconds from images of the data root, or of the package."""
-    from mereo.data.regions import load_pictures
-
-    return load_pictures(wanted, of, splits)
-
-
 def _made(of: str, train: int, classes: int) -> dict[str, Any]:
     splits = {"train": train, "validation": HELD_OUT, "test": HELD_OUT}
-    made = partial(load, of=of, splits=splits)
+    made = later("mereo.data.regions:load_pictures", of=of, splits=splits)
     return {"load": made, "splits": splits, "num_classes": classes + 3, "task_options": {"side": 8}}
 
 

@@ -60,8 +60,7 @@ def read(root: Path, download: bool) -> "RawDataset":
     import torch
 
     from mereo.data.box_folder import padded
-    from mereo.data.made import made_splits
-    from mereo.data.raw import RawDataset
+    from mereo.data.made import made_dataset
 
     def make(generator: np.random.Generator, count: int) -> "tuple[npt.NDArray[np.uint8], dict[str, torch.Tensor]]":
         images, boxes, kinds = zip(*(make_sample(generator) for _ in range(count)), strict=True)
@@ -69,7 +68,7 @@ def read(root: Path, download: bool) -> "RawDataset":
             [torch.from_numpy(x) for x in boxes], [torch.from_numpy(x) for x in kinds], MOST
         )
 
-    return RawDataset(made_splits(COUNTS, SEED, make), CLASSES, 3)
+    return made_dataset(COUNTS, SEED, make, CLASSES)
 
 
 register_dataset(

@@ -4,16 +4,13 @@ Generated when it is needed, the same on every machine. Shapes differ in place, 
 each other; colour is independent of the class.
 """
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mereo.data.registry import register_dataset
+from mereo.data.registry import later, register_dataset
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-    from mereo.data.raw import RawDataset
 
 SIDE, SEED, MOST_SHAPES = 32, 0, 3
 CLASSES = ("ground", "disc", "square", "triangle", "cross")
@@ -79,14 +76,7 @@ def make_sample(
     return (255 * image.clip(0, 1)).round().astype(np.uint8), mask
 
 
-def read(root: Path, download: bool) -> "RawDataset":
-    """Made in a second; nothing is read from the root."""
-    from mereo.data.made import masked_splits
-    from mereo.data.raw import RawDataset
-
-    return RawDataset(masked_splits(COUNTS, SEED, make_sample), CLASSES, 3)
-
-
+read = later("mereo.data.made:made_masks", counts=COUNTS, seed=SEED, sample=make_sample, names=CLASSES)
 register_dataset(
     "shape_masks",
     summary="discs, squares, triangles and crosses with the class of each pixel; generated when needed",

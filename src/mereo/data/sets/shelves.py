@@ -4,24 +4,13 @@ Every scene is arranged anew, so that no layout of the training is seen again; s
 places are options.
 """
 
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mereo.data.registry import register_dataset
+from mereo.data.registry import later, register_dataset
 from mereo.errors import UsageError, check_count, check_seed
-
-if TYPE_CHECKING:
-    from mereo.data.load import Splits, Wanted
 
 HELD_OUT = 500
 """Scenes of the validation and of the test split."""
-
-
-def load(wanted: "Wanted", *, shelf: tuple[int, int, int], seed: int, splits: dict[str, int]) -> "Splits":
-    """Made in seconds; nothing is read from the root."""
-    from mereo.data.shelves import Layout, load_shelves
-
-    return load_shelves(wanted, Layout(*shelf), seed, splits)
 
 
 def configure(*, rows: int = 4, columns: int = 5, empty: int = 0, train: int = 2000, seed: int = 0) -> dict[str, Any]:
@@ -36,7 +25,8 @@ def configure(*, rows: int = 4, columns: int = 5, empty: int = 0, train: int = 2
             " them are not empty."
         )
     splits = {"train": train, "validation": HELD_OUT, "test": HELD_OUT}
-    return {"load": partial(load, shelf=(rows, columns, empty), seed=seed, splits=splits), "splits": splits}
+    made = later("mereo.data.shelves:load_shelves", shelf=(rows, columns, empty), seed=seed, splits=splits)
+    return {"load": made, "splits": splits}
 
 
 register_dataset(

@@ -46,15 +46,14 @@ def read(root: Path, download: bool) -> "RawDataset":
     import numpy as np
     import torch
 
-    from mereo.data.made import made_splits
-    from mereo.data.raw import RawDataset
+    from mereo.data.made import made_dataset
 
     def make(generator: np.random.Generator, count: int) -> "tuple[npt.NDArray[np.uint8], dict[str, torch.Tensor]]":
         values = generator.integers(0, [len(names) for names in ATTRIBUTES.values()], (count, len(ATTRIBUTES)))
         images = np.stack([make_sprite(each, generator) for each in values])
         return images, {"attributes": torch.from_numpy(values)}
 
-    return RawDataset(made_splits(COUNTS, SEED, make), tuple(ATTRIBUTES), 3)
+    return made_dataset(COUNTS, SEED, make, tuple(ATTRIBUTES))
 
 
 register_dataset(

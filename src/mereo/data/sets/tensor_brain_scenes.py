@@ -4,27 +4,13 @@ Scenes are generated from a seed. The predicate depends on the two entities by a
 a network reads it better from its own decisions than from the features.
 """
 
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mereo.data.registry import register_dataset
+from mereo.data.registry import later, register_dataset
 from mereo.errors import check_count, check_not_negative, check_seed
-
-if TYPE_CHECKING:
-    from mereo.data.load import Splits, Wanted
 
 HELD_OUT = 2000
 """Scenes of the validation and of the test split."""
-
-
-def load(
-    wanted: "Wanted", *, sizes: tuple[int, int, int, int], features: int, noise: float, seed: int,
-    splits: dict[str, int],
-) -> "Splits":  # fmt: skip
-    """Made in seconds; nothing is read from the root."""
-    from mereo.data.regions import load_scenes
-
-    return load_scenes(wanted, sizes, features, noise, seed, splits)
 
 
 def configure(
@@ -39,7 +25,9 @@ def configure(
     check_seed(seed)
     sizes = (entities, predicates, classes, attributes)
     splits = {"train": train, "validation": HELD_OUT, "test": HELD_OUT}
-    made = partial(load, sizes=sizes, features=features, noise=noise, seed=seed, splits=splits)
+    made = later(
+        "mereo.data.regions:load_scenes", sizes=sizes, features=features, noise=noise, seed=seed, splits=splits
+    )
     return {"load": made, "splits": splits, "num_classes": sum(sizes)}
 
 

@@ -127,6 +127,16 @@ def _is_several(labels: Labels) -> bool:
     )
 
 
+def _dataset(splits: Mapping[str, Source], names: tuple[str, ...], data: str, *, evaluation: bool) -> RawDataset:
+    ready: dict[str, RawSplit] = {**splits} if evaluation else with_test(splits, data)
+    return RawDataset(ready, names, sniff(_first(splits))[0])
+
+
+def _check_trained(parts: Mapping[str, Part], data: str, *, evaluation: bool) -> None:
+    if "train" not in parts and not (evaluation and parts):
+        raise UsageError(f"data is {data!r}, which has {', '.join(parts) or 'nothing'} but no training images.")
+
+
 def _make_of_targets(
     parts: Mapping[str, Part], targets: Targets, data: str, options: LayoutOptions, *, evaluation: bool
 ) -> RawDataset:
@@ -142,8 +152,7 @@ def _make_of_targets(
         numbers = parts[split].numbers[torch.tensor([row.place for row in kept], dtype=torch.int64)]
         splits[split] = Source(parts[split].store, numbers, torch.zeros_like(numbers))
         splits[split].fields = {targets.field: found.fields[split]}
-    ready: dict[str, RawSplit] = {**splits} if evaluation else with_test(splits, data)
-    return RawDataset(ready, found.names, sniff(_first(splits))[0])
+    return _dataset(splits, found.names, data, evaluation=evaluation)
 
 
 def make_masked(parts: Mapping[str, Part], listed: Path, data: str, *, evaluation: bool = False) -> RawDataset:
@@ -154,8 +163,7 @@ def make_masked(parts: Mapping[str, Part], listed: Path, data: str, *, evaluatio
         listed: the file of the names of the classes, if there is one.
         data, evaluation: as in `make_dataset`.
     """
-    if "train" not in parts and not evaluation:
-        raise UsageError(f"data is {data!r}, which has {', '.join(parts)} but no training images.")
+    _check_trained(parts, data, evaluation=evaluation)
     without = next((split for split, part in parts.items() if part.masks is None), None)
     if without is not None:
         raise UsageError(f"data is {data!r}, whose {without} images have no masks, and others have; add them.")
@@ -166,8 +174,7 @@ def make_masked(parts: Mapping[str, Part], listed: Path, data: str, *, evaluatio
         split: Source(part.store, part.numbers, torch.zeros_like(part.numbers), part.masks, len(names), colours)
         for split, part in parts.items()
     }
-    ready: dict[str, RawSplit] = {**splits} if evaluation else with_test(splits, data)
-    return RawDataset(ready, names, sniff(_first(splits))[0])
+    return _dataset(splits, names, data, evaluation=evaluation)
 
 
 def make_dataset(
@@ -193,8 +200,7 @@ def make_dataset(
     """
     options = options or LayoutOptions()
     if (targets := _find_targets(parts, data, options)) is not None:
-        if "train" not in parts and not evaluation:
-            raise UsageError(f"data is {data!r}, which has {', '.join(parts)} but no training images.")
+        _check_trained(parts, data, evaluation=evaluation)
         return _make_of_targets(parts, targets, data, options, evaluation=evaluation)
     if len(columns := _first(parts).columns) > 1:
         raise UsageError(f"label_column is {' '.join(columns)}; give one column for classes, or --task multilabel.")
@@ -208,8 +214,7 @@ def make_dataset(
         for split, part in parts.items()
         if split == "train" or part.labels.dtype.kind == "U" or not (part.labels == -1).all()
     }
-    if "train" not in parts and not (evaluation and parts):
-        raise UsageError(f"data is {data!r}, which has {', '.join(parts) or 'nothing'} but no training images.")
+    _check_trained(parts, data, evaluation=evaluation)
     least = 1 if evaluation else 2
     if names is not None and len(names) < least:
         raise UsageError(f"data is {data!r}, with {len(names)} class names; a classifier needs at least two.")
@@ -217,5 +222,4 @@ def make_dataset(
     if len(classes) < least:
         raise UsageError(f"data is {data!r}, with one class only, {classes[0]!r}; a classifier needs at least two.")
     splits = {split: Source(part.store, part.numbers, labels[split]) for split, part in parts.items()}
-    ready: dict[str, RawSplit] = {**splits} if evaluation else with_test(splits, data)
-    return RawDataset(ready, tuple(classes), sniff(_first(splits))[0])
+    return _dataset(splits, tuple(classes), data, evaluation=evaluation)

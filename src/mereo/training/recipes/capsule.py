@@ -1,6 +1,17 @@
 """Recipes of MSPCaps, CapsNet and Efficient-CapsNet."""
 
+from typing import Any
+
 from mereo.training.recipes.recipe import CIFAR10, DIGITS, Recipe
+
+_CAPSNET: dict[str, Any] = {
+    "epochs": 640, "batch_size": 128, "optimizer": "adam", "lr": 1e-3, "weight_decay": 0.0, "schedule": "exponential",
+    "decay_rate": 0.96, "decay_steps": 2000, "warmup_epochs": 0.0, "min_lr": 1e-6,
+}  # fmt: skip
+_EFFICIENT: dict[str, Any] = {
+    "optimizer": "adam", "lr": 5e-4, "weight_decay": 0.0, "schedule": "exponential", "decay_rate": 0.97,
+    "warmup_epochs": 0.0, "min_lr": 5e-5,
+}  # fmt: skip
 
 RECIPES: dict[str, Recipe] = {
     "mspcaps_paper": Recipe(
@@ -49,11 +60,7 @@ RECIPES: dict[str, Recipe] = {
     "capsnet_paper": Recipe(
         "CapsNet as its authors' code trains it on MNIST: Adam, decaying smoothly, shifts of 2 pixels.",
         "arXiv:1710.09829, section 5, and the authors' code",
-        {
-            "model": "capsnet", "data": "mnist", "epochs": 640, "batch_size": 128, "optimizer": "adam", "lr": 1e-3,
-            "weight_decay": 0.0, "schedule": "exponential", "decay_rate": 0.96, "decay_steps": 2000,
-            "warmup_epochs": 0.0, "min_lr": 1e-6, "reconstruction_weight": 0.0005, "augment": ("shift=2",),
-        },
+        {**_CAPSNET, "model": "capsnet", "data": "mnist", "reconstruction_weight": 0.0005, "augment": ("shift=2",)},
         {"cifar10": {"model": "capsnet_32"}, "svhn": {"model": "capsnet_svhn"}},
         {"mnist": 99.75},
     ),
@@ -74,20 +81,13 @@ RECIPES: dict[str, Recipe] = {
     "capsnet_cifar": Recipe(
         "CapsNet on random 24x24 crops of CIFAR-10, one network of the paper's seven.",
         "arXiv:1710.09829, section 7, and the authors' code",
-        {
-            "model": "capsnet_cifar", "data": "cifar10", "epochs": 640, "batch_size": 128, "optimizer": "adam",
-            "lr": 1e-3, "weight_decay": 0.0, "schedule": "exponential", "decay_rate": 0.96, "decay_steps": 2000,
-            "warmup_epochs": 0.0, "min_lr": 1e-6, "reconstruction_weight": 0.0,
-            "augment": ("none",),
-        },
+        {**_CAPSNET, "model": "capsnet_cifar", "data": "cifar10", "reconstruction_weight": 0.0, "augment": ("none",)},
     ),
     "capsnet_multimnist": Recipe(
         "CapsNet on two overlaid digits; both are reconstructed.",
         "arXiv:1710.09829, section 6",
         {
-            "model": "capsnet_multimnist", "data": "multimnist", "epochs": 640, "batch_size": 128,
-            "optimizer": "adam", "lr": 1e-3, "weight_decay": 0.0, "schedule": "exponential", "decay_rate": 0.96,
-            "decay_steps": 2000, "warmup_epochs": 0.0, "min_lr": 1e-6, "reconstruction_weight": 0.0005,
+            **_CAPSNET, "model": "capsnet_multimnist", "data": "multimnist", "reconstruction_weight": 0.0005,
             "augment": ("none",),
         },
         reported={"multimnist": 94.8},
@@ -96,9 +96,8 @@ RECIPES: dict[str, Recipe] = {
         "Efficient-CapsNet as published on MNIST: Adam, rate times 0.97 per epoch, its own augmentation.",
         "arXiv:2101.12491 and the authors' code",
         {
-            "model": "efficient_capsnet", "data": "mnist", "epochs": 150, "batch_size": 16, "optimizer": "adam",
-            "lr": 5e-4, "weight_decay": 0.0, "schedule": "exponential", "decay_rate": 0.97, "warmup_epochs": 0.0,
-            "min_lr": 5e-5, "reconstruction_weight": 0.0005, "augment": ("efficient_mnist",),
+            **_EFFICIENT, "model": "efficient_capsnet", "data": "mnist", "epochs": 150, "batch_size": 16,
+            "reconstruction_weight": 0.0005, "augment": ("efficient_mnist",),
             # Their pixels are divided by 256.
             "mean": (0.0,), "std": (256 / 255,),
         },
@@ -109,9 +108,8 @@ RECIPES: dict[str, Recipe] = {
         "Efficient-CapsNet on two overlaid digits; reconstruction weight 0.196 for each.",
         "arXiv:2101.12491 and the authors' code",
         {
-            "model": "efficient_capsnet_multimnist", "data": "multimnist:max_shift=6", "epochs": 150, "batch_size": 64,
-            "optimizer": "adam", "lr": 5e-4, "weight_decay": 0.0, "schedule": "exponential", "decay_rate": 0.97,
-            "warmup_epochs": 0.0, "min_lr": 5e-5, "reconstruction_weight": 0.196 / 1296, "augment": ("none",),
+            **_EFFICIENT, "model": "efficient_capsnet_multimnist", "data": "multimnist:max_shift=6", "epochs": 150,
+            "batch_size": 64, "reconstruction_weight": 0.196 / 1296, "augment": ("none",),
         },
         reported={"multimnist": 94.9},
     ),
@@ -121,10 +119,8 @@ RECIPES: dict[str, Recipe] = {
         # They standardise each camera by the statistics of the data and add a brightness of up to 2 deviations. Here
         # pixels stay in [0, 1], as targets of the decoder too.
         {
-            "model": "efficient_capsnet_smallnorb", "data": "smallnorb", "epochs": 200, "batch_size": 16,
-            "optimizer": "adam", "lr": 5e-4, "weight_decay": 0.0, "schedule": "exponential", "decay_rate": 0.97,
-            "warmup_epochs": 0.0, "min_lr": 5e-5, "reconstruction_weight": 0.392 / 4608,
-            "augment": ("brightness=0.25", "contrast=0.5:1.5"),
+            **_EFFICIENT, "model": "efficient_capsnet_smallnorb", "data": "smallnorb", "epochs": 200, "batch_size": 16,
+            "reconstruction_weight": 0.392 / 4608, "augment": ("brightness=0.25", "contrast=0.5:1.5"),
         },
         reported={"smallnorb": 97.46},
     ),

@@ -13,26 +13,13 @@ _DEEPCAPS: dict[str, Any] = {
 }  # fmt: skip
 _DEEPCAPS_BY_DATA: dict[str, dict[str, Any]] = {
     "mnist": {"model": "deepcaps_28", "reconstruction_weight": 0.4 / 784, "augment": ("shift=3",)},
-    "fashion_mnist": {
-        "model": "deepcaps_28",
-        "reconstruction_weight": 0.4 / 784,
-        "augment": ("shift=3", "flip"),
-    },
+    "fashion_mnist": {"model": "deepcaps_28", "reconstruction_weight": 0.4 / 784, "augment": ("shift=3", "flip")},
     "digits": {
-        "model": "deepcaps_small",
-        "img_size": 16,
-        "epochs": 15,
-        "batch_size": 32,
-        "optimizer": "adamw",
-        "lr": 2e-3,
-        "weight_decay": 0.0,
-        "schedule": "cosine",
-        "warmup_epochs": 1.0,
-        "augment": ("crop=1",),
+        **DIGITS, "model": "deepcaps_small", "img_size": 16, "lr": 2e-3, "weight_decay": 0.0, "augment": ("crop=1",),
         "reconstruction_weight": 0.0015,
-        "validation_fraction": 0.0,
     },
-}
+}  # fmt: skip
+
 
 RECIPES: dict[str, Recipe] = {
     "aa_capsnet": Recipe(
@@ -99,10 +86,8 @@ RECIPES: dict[str, Recipe] = {
         "ours",
         # Few children vote for a class here, so that without cost_per_children all activations would stay near 0.5.
         {
-            "model": "matrix_capsnet_68k", "data": "digits", "epochs": 30, "batch_size": 32, "optimizer": "adamw",
-            "lr": 5e-3, "weight_decay": 1e-4, "schedule": "cosine", "warmup_epochs": 1.0, "min_lr": 1e-5,
-            "loss": "spread", "augment": ("rotate=10", "crop=2"), "validation_fraction": 0.0, "img_size": 20,
-            "model_args": {"padding": 2, "cost_per_children": True},
+            **DIGITS, "model": "matrix_capsnet_68k", "data": "digits", "epochs": 30, "lr": 5e-3, "min_lr": 1e-5,
+            "loss": "spread", "model_args": {"padding": 2, "cost_per_children": True},
         },
     ),
     # This recipe and the next one: the authors use plain momentum, our optimiser "sgd" uses Nesterov's.
@@ -121,9 +106,7 @@ RECIPES: dict[str, Recipe] = {
                 "augment": ("brightness=0.125", "contrast=0.7:1.3"),
             },
             "digits": {
-                "model": "self_routing_capsnet_resnet20", "img_size": 16, "epochs": 10, "batch_size": 32,
-                "optimizer": "adamw", "lr": 2e-3, "weight_decay": 1e-4, "schedule": "cosine", "warmup_epochs": 1.0,
-                "augment": ("rotate=10", "crop=2"), "validation_fraction": 0.0,
+                **DIGITS, "model": "self_routing_capsnet_resnet20", "img_size": 16, "epochs": 10, "lr": 2e-3,
             },
         },
         {"cifar10": 91.83, "svhn": 96.66},
@@ -138,9 +121,8 @@ RECIPES: dict[str, Recipe] = {
         },
         {
             "digits": {
-                "model": "inverted_dot_product_capsnet_cifar10_simple128", "img_size": 16, "epochs": 10,
-                "batch_size": 32, "optimizer": "adamw", "lr": 1e-3, "weight_decay": 5e-4, "schedule": "cosine",
-                "warmup_epochs": 1.0, "augment": ("rotate=10", "crop=2"), "validation_fraction": 0.0,
+                **DIGITS, "model": "inverted_dot_product_capsnet_cifar10_simple128", "img_size": 16, "epochs": 10,
+                "lr": 1e-3, "weight_decay": 5e-4,
             },
         },
         {"cifar10": 95.14},
@@ -153,13 +135,7 @@ RECIPES: dict[str, Recipe] = {
             "optimizer": "adam", "lr": 1e-3, "weight_decay": 0.0, "schedule": "constant", "warmup_epochs": 0.0,
             "augment": ("none",),
         },
-        {
-            "digits": {
-                "model": "variational_capsnet_small", "img_size": 20, "epochs": 10, "batch_size": 32,
-                "optimizer": "adamw", "lr": 3e-3, "weight_decay": 0.0, "schedule": "cosine", "warmup_epochs": 1.0,
-                "augment": ("rotate=10", "crop=2"), "validation_fraction": 0.0,
-            },
-        },
+        {"digits": {**DIGITS, "model": "variational_capsnet_small", "epochs": 10, "weight_decay": 0.0}},
         {"smallnorb": 98.7},
     ),
     "deepcaps": Recipe(
