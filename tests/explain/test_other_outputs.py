@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
 
 import mereo
 from mereo.cli.main import main
@@ -97,6 +96,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("task", NETWORKS)
 def test_the_command(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -115,21 +115,13 @@ def test_the_command(
         picture(seed, (40, 30)).save(path)
     words = ["explain", "one.png", "two.png", "--weights", "net.safetensors", "--device", "cpu"]
     assert main([*words, "--out", "all"]) == 0, capsys.readouterr().err
-    made = {path.name for path in Path("all").rglob("*.*")}
-    assert {"explanation.png", "gradients.png", "trees.html"} <= made
-    for number, target in enumerate(targets):
-        assert main([*words, "--target", target, "--out", f"{number}.png"]) == 0, capsys.readouterr().err
-        with Image.open(f"{number}.png") as drawn:
-            assert drawn.width > 300
+    assert {"explanation.png", "gradients.png", "trees.html"} <= {path.name for path in Path("all").rglob("*.*")}
+    for target in targets:
+        assert main([*words, "--target", target, "--method", "gradcam", "--out", "why"]) == 0
+    assert Path("why/saliency.png").stat().st_size
     capsys.readouterr()
-    assert main([*words, "--method", "normgrad", "gradcam", "--out", "maps", "--target", targets[0]]) == 0
-    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == [
-        "saliency",
-        "normgrad",
-        "gradcam",
-    ]
     for wrong in (["--method", "rollout"], ["--target", "class:cat"]):
         assert main([*words, *wrong]) == 2
         assert len(capsys.readouterr().err.splitlines()) == 1
     found = mereo.explain("net.safetensors", ["one.png", "two.png"], classes=targets[0])
-    assert len(found.classes) == 2 and found.picture()[:4] == b"\x89PNG"
+    assert found.classes == list(found[0].about.words) and found[0].value.shape == (2,)

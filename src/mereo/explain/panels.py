@@ -14,7 +14,7 @@ from mereo.tasks.explained import Explained
 
 INK, FAINT = "#24292f", "#6e7781"
 PREDICTED, TRUE, OTHER = "#e8590c", "#2b8a3e", "#ced4da"
-MARKED = "#2f9e44"
+MARKED = "#37e05f"
 """Outlines of what is explained, on maps that are red, orange and blue."""
 SHARES = ("#ffffff", "#ffe0b8", "#ffb65c", "#ff8a1f", "#f25c05")
 VOTES = ("#1971c2", "#74b9f0", "#ffffff", "#ff9a8f", "#e03131")
@@ -63,7 +63,7 @@ def outline(axes: Any, about: Explained | None, n: int) -> None:
     if about is not None and about.boxes is not None:
         x0, y0, x1, y1 = (about.boxes[n].cpu() * torch.tensor((width, height, width, height))).tolist()
         corner = x0 - 0.5, y0 - 0.5
-        axes.add_patch(Rectangle(corner, x1 - x0, y1 - y0, fill=False, lw=1.2, ec=MARKED, path_effects=_edge()))
+        axes.add_patch(Rectangle(corner, x1 - x0, y1 - y0, fill=False, lw=1.2, ec=MARKED, path_effects=_edge(3.0)))
     if about is not None and about.masks is not None and bool(about.masks[n].any()):
         padded = F.pad(about.masks[n].float().cpu(), (1, 1, 1, 1))
         down, across = (
@@ -71,7 +71,8 @@ def outline(axes: Any, about: Explained | None, n: int) -> None:
             for count, side in zip(padded.shape, (height, width), strict=True)
         )
         ends = axes.get_xlim(), axes.get_ylim()
-        axes.contour(across, down, padded, levels=[0.5], colors=[MARKED], linewidths=1.2)
+        drawn = axes.contour(across, down, padded, levels=[0.5], colors=[MARKED], linewidths=1.2)
+        drawn.set(path_effects=_edge(3.0))
         axes.set(xlim=ends[0], ylim=ends[1])
 
 
@@ -170,6 +171,7 @@ def draw_answer(
         axes.tick_params(labelbottom=ticks)
         return
     axes.set_box_aspect(None)
+    axes.set_adjustable("box")  # which a fixed shape had changed
     draw_image(axes, image if explained.beside is None else explained.beside[n])
     outline(axes, explained, n)
     draw_title(axes, explained.words[n])
@@ -220,8 +222,8 @@ def draw_map(axes: Any, image: Tensor, heat: Tensor, cells: Tensor, grid: Grid, 
             )  # fmt: skip
 
 
-def _edge() -> list[Any]:
-    """A dark outline that keeps white letters readable on any colour."""
+def _edge(width: float = 1.8) -> list[Any]:
+    """A dark outline that keeps white letters and bright lines visible on any colour."""
     from matplotlib.patheffects import withStroke
 
-    return [withStroke(linewidth=1.8, foreground="#00000099")]
+    return [withStroke(linewidth=width, foreground="#00000099")]
