@@ -181,8 +181,8 @@ class ExplainOptions:
     target: str | None = None
     """Class, label or column of numbers to explain, by its name or as class:NAME, in pictures, gradients and maps of
     --method; by default the one with the highest score. Of boxes the surest one of the class, or box:2, the second
-    one; of masks the area of the class, by default the largest beside the background; of embeddings image:FILE, a file
-    or folder, the similarity to the nearest image in it, by default of all that are given."""
+    one; of masks the area of the class, by default the largest but for the first class; of embeddings image:FILE, a
+    file or folder, the similarity to the nearest image in it, by default of all that are given."""
     method: tuple[
         Literal[
             "normgrad",

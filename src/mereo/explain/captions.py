@@ -83,7 +83,7 @@ def about_uniform(explanation: Explanation) -> list[str]:
 
 def about_line(words: Wording) -> str:
     """What is explained, if it is not a class."""
-    return f"Explained: the {words.one}, {words.best}."
+    return f"Explained: the {words.one} {words.best}."
 
 
 def caption_of(

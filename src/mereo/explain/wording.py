@@ -77,11 +77,11 @@ WORDINGS: dict[str, Wording] = {
     ),
     "outputs": Wording(("outputs", ""), "output", "raises it", "lowers it", "the largest output"),
     "boxes": Wording(
-        ("box", "class, score"), "score of the box", "raises the score", "lowers it", "outlined in green"
+        ("box", "class, score"), "score of the box", "raises the score", "lowers it", "that is outlined in green"
     ),
     "areas": Wording(
         ("area", "class, share of pixels"), "mean logit of the class in its area", "raises the logit", "lowers it",
-        "outlined in green",
+        "that is outlined in green",
     ),
     "similarities": Wording(
         ("most similar", "image, cosine"), "similarity", "raises the similarity", "lowers it", "to the image beside it"

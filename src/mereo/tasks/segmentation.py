@@ -210,12 +210,11 @@ class Segmentation(Task):
     def explained(self, outputs: Tensor, target: str | None = None, others: Others | None = None) -> Explained:
         """The mean logit of a class over the pixels predicted as it, or over all pixels if there are none.
 
-        By default the class with the largest area, other than one that is called background.
+        By default the class with the largest area, other than the first one, which usually is the background.
         """
         predicted = F.one_hot(outputs.argmax(1), outputs.shape[1])
         areas = predicted.float().mean((1, 2))
-        if "background" in self.class_names:
-            areas[:, self.class_names.index("background")] *= 1e-6
+        areas[:, 0] *= 1e-6
         labels = areas.argmax(1) if target is None else torch.full_like(areas.argmax(1), self.class_number(target))
         each = torch.arange(len(outputs), device=outputs.device)
         masks = predicted[each, ..., labels].bool()
