@@ -116,6 +116,7 @@ def segmented(images: Tensor, masks: Tensor, tested: Tensor, seed: int, settings
     mean, std = model.pretrained_cfg["mean"], model.pretrained_cfg["std"]
 
     def loss(batch: Batch) -> Tensor:
+        assert batch.masks is not None
         scores = model(normalise(batch.images, mean, std))
         return pixel_loss(scores, batch.masks) + 0.5 * dice_loss(scores, batch.masks)
 

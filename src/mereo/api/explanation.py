@@ -217,9 +217,8 @@ def explain(
             batch._replace(names=[in_memory.get(name, name) for name in batch.names])
             for batch in _read_batches(files.paths, network, strict, explained=explained)
         ]
-    count, asked = sum(len(batch.names) for batch in batches), target
-    if target is None and explained is None:
-        asked = _numbers(network, classes, count)
+    count = sum(len(batch.names) for batch in batches)
+    asked = _numbers(network, classes, count) if target is None and explained is None else target
     return Explanations(network, batches, asked, written, method, layers or None)
 
 

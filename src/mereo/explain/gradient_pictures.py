@@ -54,6 +54,7 @@ def draw_gradients(
     observation = observe(model, images, target=asked)
     scores, model = observation.scores, observation.model
     explained = resolve_target(model, scores, asked)
+    assert isinstance(explained, Tensor | Explained)
     about = explained if isinstance(explained, Explained) else None
     plain, integrated = (f(model, images, explained) for f in (input_gradients, integrated_gradients))
     names, kind = list(class_names(model)), about.kind if about else kind_of(model)

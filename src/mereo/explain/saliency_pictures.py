@@ -63,6 +63,7 @@ def draw_saliency(
     observation = observe(model, images, target=asked)
     model, names = observation.model, list(class_names(observation.model))
     explained = resolve_target(model, observation.scores, asked)
+    assert isinstance(explained, Tensor | Explained)
     about = explained if isinstance(explained, Explained) else None
     kind = about.kind if about else kind_of(model)
     maps = [saliency_map(model, images, explained, layers, method=method).cpu() for method in methods]

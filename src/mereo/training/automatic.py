@@ -321,7 +321,7 @@ def choose(
         raise UsageError(
             f"minutes is {config.minutes:g} with {processes} processes, which take one time; give --epochs."
         )
-    fixed, start = "task" in given or "model" in given, config
+    fixed, asked = "task" in given or "model" in given, config
     config = follow_task(config, given)
     module, task = get_model_entry(config.model).module, get_task(config.task)
     if info is None:
@@ -330,7 +330,7 @@ def choose(
         info = dataset_info(config.data, config.data_root, inputs=inputs, unseen=task.unseen_classes, options=options)
     fitting = None if "task" in given or {*task.requires} <= {*info.fields} else task_with(info.fields)
     if fitting is not None and ("model" not in given or fitting.trains(module)):
-        config = follow_task(start.replace(task=fitting.name), given)
+        config = follow_task(asked.replace(task=fitting.name), given)
         task, module = fitting, get_model_entry(config.model).module
     facts = data_facts(info, training_images(config, info))
     stated = stated_by(task, given)
