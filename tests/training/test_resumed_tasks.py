@@ -25,7 +25,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "augment": ("flip",),
     },
     "embedding": {
-        "model": "embedding_resnet20", "data": "glyphs", "img_size": 16, "model_args": BACKBONE, "test_limit": 40,
+        "model": "embedding_resnet20", "data": "digits", "img_size": 16, "model_args": BACKBONE,
         "augment": ("shift=2",),
     },
     "sequence": {
