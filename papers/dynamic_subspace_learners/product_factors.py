@@ -43,6 +43,8 @@ METRICS = {"NMI": "nmi", "recall@1": "recall_at_1", "recall@2": "recall_at_2", "
            "recall@8": "recall_at_8", "mAP": "mean_average_precision"}  # fmt: skip
 CURVES, MAPS = "learners.png", "attention.png"
 SHOWN = 8
+WIDTHS, SEGMENTING = (8, 16, 32), 12
+"""Widths and epochs of the U-Net."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def dice(found: Tensor, wanted: Tensor) -> float:
 def segmented(images: Tensor, masks: Tensor, tested: Tensor, seed: int, settings: Settings) -> Tensor:
     """Where a small U-Net that was trained on masks finds shapes: (n, 3, h, w), bool (n, h, w), tested (m, 3, h, w)."""
     torch.manual_seed(seed)
-    model: Any = mereo.create_model("unet_small", num_classes=2, img_size=images.shape[-1])
+    model: Any = mereo.create_model("unet_small", widths=WIDTHS, num_classes=2, img_size=images.shape[-1])
     mean, std = model.pretrained_cfg["mean"], model.pretrained_cfg["std"]
 
     def loss(batch: Batch) -> Tensor:
@@ -122,7 +124,7 @@ def segmented(images: Tensor, masks: Tensor, tested: Tensor, seed: int, settings
 
     whole = ImageSet((255 * images).round().byte(), torch.zeros(len(images)).long(), ("",), {"masks": masks.long()})
     fit(
-        loss, model.parameters(), whole, epochs=settings.epochs or EPOCHS, batch_size=settings.batch_size or BATCH,
+        loss, model.parameters(), whole, epochs=settings.epochs or SEGMENTING, batch_size=settings.batch_size or BATCH,
         lr=3e-3, seed=seed, device=torch.device("cpu"), title="U-Net", say=lambda line: None,
     )  # fmt: skip
     with evaluating(model), torch.inference_mode():
@@ -164,15 +166,15 @@ def run(settings: Settings) -> dict[str, Any]:
             dice(segmented(seen, attention(each.model, seen) > 0.5, pixels, seed, settings), shapes > 0)
             for seed, each in enumerate(trained)
         ]
-        proxies.append(_row(name, {"gates above a half": own, "U-Net trained on them": learned}))
+        proxies.append(_row(name, {"masks": own, "U-Net trained on them": learned}))
         splits += [
             {"network": name, "seed": seed, **split} for seed, each in enumerate(trained) for split in each.splits
         ]
     looks.append(_row("all pixels alike", {"pointing": [area], "IoU": [area]}))
     true = [dice(segmented(seen, known, pixels, seed, settings), shapes > 0) for seed in range(settings.seeds)]
     everywhere = dice(torch.ones_like(shapes, dtype=torch.bool), shapes > 0)
-    proxies.append(_row("true masks", {"U-Net trained on them": true}))
-    proxies.append(_row("all pixels alike", {"gates above a half": [everywhere]}))
+    proxies.append(_row("true masks", {"masks": [1.0], "U-Net trained on them": true}))
+    proxies.append(_row("all pixels alike", {"masks": [everywhere], "U-Net trained on them": [everywhere]}))
     _draw_curves(runs, settings)
     _draw_maps(runs[list(runs)[-1]][0].model, pixels, shapes, settings)
     tables = {
