@@ -1,6 +1,7 @@
 """Embeddings of coloured shapes by one learner, by 2 and 4 fixed ones, and by learners that are split in training.
 
-"slow" is one learner at a tenth of the learning rate, at which the gates do not saturate.
+"slow" is one learner at a tenth of the learning rate, at which the gates do not saturate. Gates of the training images
+above a half are also proxy masks, on which a segmentation network is trained.
 
 Each pair of a shape and a colour is a class. All embeddings have 32 numbers, and the best epoch is chosen on validation
 images.
@@ -18,13 +19,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import mereo
+from mereo.data import Batch, ImageSet
 from mereo.data.sets.coloured_shapes import make_split
 from mereo.inference.evaluate import normalise
+from mereo.inference.mode import evaluating
 from mereo.models.weights import load_tensors
 from mereo.pictures import new_figure, save_figure
+from mereo.tasks.segmentation import dice_loss, pixel_loss
 from mereo.training.config import TrainConfig
 from mereo.training.report import Report
 from mereo.training.trainer import train
+from papers.common.fitting import fit
 from papers.common.settings import Settings
 
 EPOCHS, BATCH, DIM, TESTED = 24, 32, 32, 400
@@ -38,6 +43,8 @@ METRICS = {"NMI": "nmi", "recall@1": "recall_at_1", "recall@2": "recall_at_2", "
            "recall@8": "recall_at_8", "mAP": "mean_average_precision"}  # fmt: skip
 CURVES, MAPS = "learners.png", "attention.png"
 SHOWN = 8
+WIDTHS, SEGMENTING = (8, 16, 32), 12
+"""Widths and epochs of the U-Net."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,32 @@ def localisation(maps: Tensor, masks: Tensor) -> tuple[float, float]:
     return hits.item(), iou.mean().item()
 
 
+def dice(found: Tensor, wanted: Tensor) -> float:
+    """The mean over images of twice the common area by the sum of the areas, bool (n, height, width) each."""
+    both, sums = (found & wanted).sum((1, 2)), found.sum((1, 2)) + wanted.sum((1, 2))
+    return (2 * both / sums.clamp(min=1)).mean().item()
+
+
+def segmented(images: Tensor, masks: Tensor, tested: Tensor, seed: int, settings: Settings) -> Tensor:
+    """Where a small U-Net that was trained on masks finds shapes: (n, 3, h, w), bool (n, h, w), tested (m, 3, h, w)."""
+    torch.manual_seed(seed)
+    model: Any = mereo.create_model("unet_small", widths=WIDTHS, num_classes=2, img_size=images.shape[-1])
+    mean, std = model.pretrained_cfg["mean"], model.pretrained_cfg["std"]
+
+    def loss(batch: Batch) -> Tensor:
+        assert batch.masks is not None
+        scores = model(normalise(batch.images, mean, std))
+        return pixel_loss(scores, batch.masks) + 0.5 * dice_loss(scores, batch.masks)
+
+    whole = ImageSet((255 * images).round().byte(), torch.zeros(len(images)).long(), ("",), {"masks": masks.long()})
+    fit(
+        loss, model.parameters(), whole, epochs=settings.epochs or SEGMENTING, batch_size=settings.batch_size or BATCH,
+        lr=3e-3, seed=seed, device=torch.device("cpu"), title="U-Net", say=lambda line: None,
+    )  # fmt: skip
+    with evaluating(model), torch.inference_mode():
+        return torch.cat([model(normalise(part, mean, std)).argmax(1) for part in tested.split(BATCH)]) > 0
+
+
 def _row(name: str, values: Mapping[str, list[float]]) -> dict[str, Any]:
     row: dict[str, Any] = {"network": name}
     for title, found in values.items():
@@ -105,15 +138,20 @@ def _row(name: str, values: Mapping[str, list[float]]) -> dict[str, Any]:
     return row
 
 
+def _some(split: str, most: int | None) -> tuple[Tensor, Tensor]:
+    """Images of a split in [0, 1] and where their shapes are."""
+    images, _, masks = make_split(split)
+    chosen = np.linspace(0, len(images) - 1, min(most or len(images), len(images))).astype(int)
+    return torch.from_numpy(images[chosen]).float() / 255, torch.from_numpy(masks[chosen]).long()
+
+
 def run(settings: Settings) -> dict[str, Any]:
     """Retrieval and clustering of each network, the splits, and where the gates look."""
-    images, _, masks = make_split("test")
-    chosen = np.linspace(0, len(images) - 1, min(settings.images or TESTED, len(images))).astype(int)
-    pixels, shapes = torch.from_numpy(images[chosen]).float() / 255, torch.from_numpy(masks[chosen]).long()
+    (pixels, shapes), (seen, known) = _some("test", settings.images or TESTED), _some("train", settings.limit)
     runs = {
         name: [train_one(name, seed, settings) for seed in range(settings.seeds)] for name in settings.chosen(RATES)
     }
-    figures, looks, splits = [], [], []
+    figures, looks, splits, proxies = [], [], [], []
     area = (shapes > 0).float().mean().item()
     for name, trained in runs.items():
         values = {title: [each.figures[metric] for each in trained] for title, metric in METRICS.items()}
@@ -123,13 +161,27 @@ def run(settings: Settings) -> dict[str, Any]:
         places = [localisation(attention(each.model.cpu(), pixels), shapes) for each in trained]
         pointing, ious = zip(*places, strict=True)
         looks.append(_row(name, {"pointing": list(pointing), "IoU": list(ious)}))
+        own = [dice(attention(each.model, pixels) > 0.5, shapes > 0) for each in trained]
+        learned = [
+            dice(segmented(seen, attention(each.model, seen) > 0.5, pixels, seed, settings), shapes > 0)
+            for seed, each in enumerate(trained)
+        ]
+        proxies.append(_row(name, {"masks": own, "U-Net trained on them": learned}))
         splits += [
             {"network": name, "seed": seed, **split} for seed, each in enumerate(trained) for split in each.splits
         ]
     looks.append(_row("all pixels alike", {"pointing": [area], "IoU": [area]}))
+    true = [dice(segmented(seen, known, pixels, seed, settings), shapes > 0) for seed in range(settings.seeds)]
+    everywhere = dice(torch.ones_like(shapes, dtype=torch.bool), shapes > 0)
+    proxies.append(_row("true masks", {"masks": [1.0], "U-Net trained on them": true}))
+    proxies.append(_row("all pixels alike", {"masks": [everywhere], "U-Net trained on them": [everywhere]}))
     _draw_curves(runs, settings)
     _draw_maps(runs[list(runs)[-1]][0].model, pixels, shapes, settings)
-    tables = {"Coloured shapes, test images, %": figures, "Where the gates look, %": looks}
+    tables = {
+        "Coloured shapes, test images, %": figures,
+        "Where the gates look, %": looks,
+        "Proxy masks, Dice, %": proxies,
+    }
     return {
         "tables": tables | ({"Splits": splits} if splits else {}),
         "notes": [f"Means of seeds ({settings.seeds}); pairs of 4 shapes and 4 colours are the 16 classes."],

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mereo.data import Augmentation, Batch, dataset_info, load_splits
 from mereo.data.actions import ACTIONS, make
+from mereo.data.layout_options import LayoutOptions
 from mereo.data.sequence_files import checked, read_item, read_skeleton, sequences_of, to_predict
 from mereo.data.sequences import Sequences
 from mereo.data.skeletons import FIFTEEN, KINECT
@@ -130,6 +131,26 @@ def test_names_of_ntu_state_class_and_subject(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
         dataset_info(tmp_path)
     assert "walk.skeleton" in str(error.value)
+
+
+def test_cameras_divide_files_of_ntu_where_that_is_stated(tmp_path: Path) -> None:
+    for camera in (1, 2, 3):
+        for action in (13, 43):
+            for subject in (1, 3):
+                name = f"S001C{camera:03}P{subject:03}R001A{action:03}.skeleton"
+                (tmp_path / name).write_text(ntu([[body(camera)]] * 2))
+    info = dataset_info(tmp_path, options=LayoutOptions(split_by="camera"))
+    assert "cross-view" in info.summary and info.splits["test"] == 4
+    splits = load_splits(str(tmp_path), length=3, info=info)
+    shown = splits.test.batch(torch.arange(4)).sequences[:, 0, :75].reshape(4, 25, 3).numpy()
+    np.testing.assert_allclose(shown, np.broadcast_to(body(1), (4, 25, 3)), atol=1e-6)
+    assert "cross-subject" in dataset_info(tmp_path, options=LayoutOptions()).summary
+    for path in tmp_path.glob("*C001*"):
+        path.unlink()
+    for folder in (tmp_path, classes(tmp_path / "arrays")):
+        with pytest.raises(UsageError) as error:
+            dataset_info(folder, options=LayoutOptions(split_by="camera"))
+        assert "split_by" in str(error.value)
 
 
 def test_tables_of_labels(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from mereo.runtime.progress import Reporter
+from mereo.runtime.progress import MANY, Reporter, followed, silenced
 
 
 @pytest.fixture
@@ -50,3 +50,13 @@ def test_a_terminal_gets_a_bar_that_lines_are_printed_above(monkeypatch, capsys)
     assert reporter._bar.tasks[0].completed == 1
     reporter.stop()
     assert "case 1\n" in capsys.readouterr().err and reporter._bar is None
+
+
+@pytest.mark.parametrize(("count", "silent", "lines"), [(MANY, False, 3), (MANY, True, 0), (MANY - 1, False, 0)])
+def test_a_slow_reading_of_many_entries_shows_its_progress(clock, capsys, count, silent, lines):
+    with silenced(silent):
+        for number in followed(range(count), "reading boxes", count):
+            clock[0] += 12.0 if number % 800 == 799 or number == count - 1 else 0.0
+    captured = capsys.readouterr()
+    assert not captured.out and len(captured.err.splitlines()) == lines
+    assert not lines or captured.err.startswith("reading boxes: 800 of 2,000, ")

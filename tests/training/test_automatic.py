@@ -15,7 +15,7 @@ from mereo.cli.train import given_options
 from mereo.data.facts import COLOUR, TEXT, DataFacts
 from mereo.errors import UsageError
 from mereo.models import get_model_entry
-from mereo.tasks.base import TASKS
+from mereo.tasks.base import TASKS, task_for
 from mereo.training.automatic import (
     LEAST_EPOCHS,
     MINUTES,
@@ -343,6 +343,20 @@ def test_a_folder_is_learned_with_no_option_and_the_run_repeats_from_its_folder(
         (tmp_path / f"runs/resnet14_64-photos{name}/results.csv").read_text().splitlines()[-1] for name in ("", "-2")
     )
     assert first.split(",")[:6] == second.split(",")[:6]
+
+
+@pytest.mark.parametrize("model", ["skeleton_small", "pointer_network_small", "detector_small", "unet_small"])
+def test_a_task_that_follows_from_the_network_brings_the_same_settings(model):
+    task = task_for(get_model_entry(model).module, TrainConfig.task)
+    for data in ({}, {"data": task.example_data}):
+        given = {"model": model, "epochs": 1, "lr": 0.5, **data}
+        inferred, named = (
+            choose(TrainConfig().replace(**options), options) for options in (given, {**given, "task": task.name})
+        )
+        assert inferred.config == named.config and set(inferred.stated) == set(named.stated)
+        assert (inferred.config.task, inferred.config.data) == (task.name, task.example_data)
+        assert inferred.config.batch_size == task.settings["batch_size"] and inferred.config.lr == 0.5
+        assert data or task.example_settings.get("img_size") == inferred.config.img_size
 
 
 def test_a_task_without_its_fields_is_refused_in_words(tmp_path):

@@ -4,6 +4,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -24,21 +25,25 @@ from mereo.explain import draw_explanation, write_explanations, write_page
 from mereo.explain.explanation import Explanation
 from mereo.explain.explanation import explain as explain_tensor
 from mereo.explain.folder import KINDS, Shown, index_files, why_not
+from mereo.explain.observation import normalised
 from mereo.explain.pointer_pictures import draw_gazes, draw_pointers
 from mereo.explain.saliency import check_saliency, saliency_map
 from mereo.explain.saliency.methods import method_of
 from mereo.explain.saliency.signals import Layers
 from mereo.explain.saliency_pictures import describe_checks, draw_saliency
 from mereo.explain.sequence_pictures import draw_sequences
-from mereo.explain.target import Target
+from mereo.explain.target import Target, of_classes
 from mereo.files import check_outputs, reading
 from mereo.inference.labelled import folder_labels
+from mereo.inference.mode import evaluating
 from mereo.inference.point_predictions import sets_of
-from mereo.inference.predict import class_names, read_good, read_images
+from mereo.inference.predict import answer_files, class_names, find_images, read_good, read_images, task_of
 from mereo.models import VisionModel
 from mereo.runtime.printing import say
 from mereo.runtime.progress import Reporter
 from mereo.runtime.text import text_table
+from mereo.tasks import AttributeEmbedding, Embedding
+from mereo.tasks.explained import Explained, Others
 from mereo.training.arguments import typed
 
 Kind = Literal["picture", "gradients", "attention", "page", "trees", "sweeps"]
@@ -80,7 +85,7 @@ class Explanations(Sequence[Explanation]):
         self.model, self._batches, self.written = model, batches, written
         self.names = [name for batch in batches for name in batch.names]
         counts = [len(batch.names) for batch in batches]
-        self._asked: list[Target | None] = [asked] * len(counts)
+        self._asked: list[Target | None] = [batch.about if asked is None else asked for batch in batches]
         if isinstance(asked, Tensor):
             self._asked = list(asked.split(counts))
         self._items = [
@@ -106,9 +111,11 @@ class Explanations(Sequence[Explanation]):
 
     @property
     def classes(self) -> list[str]:
-        """The class that is explained for each image; "target" for a function."""
-        names = [*class_names(self.model), "target"]
-        return [names[number] for item in self._items for number in item.explained.tolist()]
+        """The class that is explained for each image, or what else in words; "target" for a function."""
+        names, found = [*class_names(self.model), "target"], list[str]()
+        for item in self._items:
+            found += [names[number] for number in item.explained.tolist()] if item.about is None else item.about.words
+        return found
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Columns and rows: image, the class that is explained, its score."""
@@ -123,7 +130,7 @@ class Explanations(Sequence[Explanation]):
     def picture(self, number: int = 0) -> bytes:
         """The picture of one batch as PNG: image, scores, couplings, and which parts voted for the class."""
         batch, asked = self._batches[number], self._asked[number]
-        if asked is not None and not isinstance(asked, Tensor):
+        if asked is not None and not isinstance(asked, Tensor | Explained):
             raise UsageError("target is a function, whose scores cannot be drawn; draw occlusion_map.heat.")
         with tempfile.TemporaryDirectory(prefix="mereo-explain-") as folder:
             path = Path(folder) / "explanation.png"
@@ -134,10 +141,15 @@ class Explanations(Sequence[Explanation]):
             return path.read_bytes()
 
     def _repr_png_(self) -> bytes | None:
-        return None if callable(self._asked[0]) else self.picture()
+        return None if self._of_function else self.picture()
+
+    @property
+    def _of_function(self) -> bool:
+        """Whether a function of the caller's is explained, which has no picture."""
+        return callable(self._asked[0]) and not isinstance(self._asked[0], Explained)
 
     def _repr_html_(self) -> str:
-        if callable(self._asked[0]):
+        if self._of_function:
             return html_table(*self.table())
         more = f"<p>The first {BATCH} of {len(self.names):,} images.</p>" if len(self) > 1 else ""
         return png(self.picture()) + more + html_table(*self.table())
@@ -165,7 +177,7 @@ def explain(
             for the newest run.
         images: as for `mereo.predict`.
         classes: name or number of the class to explain, one for all images or one for each; the predicted one when
-            None.
+            None. Of boxes, masks and embeddings one name, as `mereo explain --target` takes it.
         target: in place of a class, a function from the outputs to one number for each image, (batch,), such as the
             mean of a map or the similarity of an embedding.
         out: folder for the files of the command, or a file NAME.png or NAME.html.
@@ -199,13 +211,14 @@ def explain(
             written = {"saliency": [picture]}
         elif folder is not None:
             written = write(trained, files.paths, folder, only, target=one, keep=keep, strict=strict)
+        explained = None if target is not None else _explainer(network, files.paths, classes)
         in_memory = {path.name: path.stem for path in files.held}
         batches = [
             batch._replace(names=[in_memory.get(name, name) for name in batch.names])
-            for batch in _read_batches(files.paths, network, strict)
+            for batch in _read_batches(files.paths, network, strict, explained=explained)
         ]
     count = sum(len(batch.names) for batch in batches)
-    asked = _numbers(network, classes, count) if target is None else target
+    asked = _numbers(network, classes, count) if target is None and explained is None else target
     return Explanations(network, batches, asked, written, method, layers or None)
 
 
@@ -229,6 +242,44 @@ def _numbers(model: VisionModel, classes: Any, count: int) -> Tensor | None:
         if isinstance(each, str) and each not in known:
             raise unknown("class", each, known)
     return torch.tensor([known.index(each) if isinstance(each, str) else int(each) for each in given])
+
+
+Explainer = Callable[[Sequence[Path], Tensor], Explained]
+"""From files and their images, (batch, channels, height, width) in [0, 1], to what is explained of them."""
+
+
+def _explainer(model: VisionModel, paths: Sequence[Path], asked: Any) -> Explainer | None:
+    """What the task of a network explains of images; None for scores of classes.
+
+    Args:
+        paths: of all images, which are compared with each other if the task compares images.
+        asked: name of the target, as on a command line; image:FILE, a file or folder, to compare the images with.
+    """
+    if model.input_kind != "images" or of_classes(model):
+        return None
+    task, others = task_of(model), None
+    if asked is not None and not isinstance(asked, str):
+        raise UsageError(f"classes is {type_of(asked)}, and the task {task.name} takes one name, such as class:NAME.")
+    if isinstance(task, Embedding | AttributeEmbedding):
+        if asked is not None and asked.startswith("image:"):
+            paths, asked = find_images([asked.removeprefix("image:")]), None
+        answered = [each for each in answer_files(model, paths) if each.paths]
+        paths = [path for each in answered for path in each.paths]
+        vectors = torch.cat([each.outputs for each in answered]) if answered else torch.zeros(0, 1)
+        others = Others([path.name for path in paths], vectors, torch.zeros(0))
+    places = {path.resolve(): place for place, path in enumerate(paths)}
+
+    def explained(files: Sequence[Path], images: Tensor) -> Explained:
+        own = torch.tensor([places.get(path.resolve(), -1) for path in files])
+        with evaluating(model), torch.no_grad():
+            outputs = model(normalised(model, images))
+        about = task.explained(outputs, asked, None if others is None else others._replace(own=own))
+        assert about is not None
+        if about.nearest is None:
+            return about
+        return replace(about, beside=read_images([paths[n] for n in about.nearest.tolist()], model)[1])
+
+    return explained
 
 
 def check(out: Path | None, only: Sequence[str], keep: int) -> None:
@@ -274,8 +325,8 @@ def write(
         return _write_picture(trained, paths, out, only, target)
     single, reasons = _single_kind(out, only), why_not(trained.model)
     asked = list(only) if single is None else [single]
-    number = None
-    if target is not None:
+    explained, number = _explainer(model, paths, target), None
+    if target is not None and explained is None:
         number = int(_numbers(model, target, 1)[0])  # type: ignore[index]
         if others := sorted({*asked} - {*OF_TARGET}):
             raise UsageError(f"target is {target!r}, and only is {others[0]!r}, which is of the predicted class.")
@@ -286,14 +337,14 @@ def write(
     kinds, batches_of = asked or [kind for kind in KINDS if kind not in reasons], -(-len(paths) // BATCH)
     check_outputs("out", [out] if single else index_files(out, kinds, batches_of), [*paths, source])
     with reading(*paths, source), Reporter(silent=quiet).stage("explained", len(paths)) as done:
-        batches = _read_batches(paths, model, strict, done)
+        batches = _read_batches(paths, model, strict, done, explained)
         # Images that cannot be read are the first thing that is reported.
         batches = chain([next(batches)], batches)
         for kind, reason in {} if only or single else reasons.items():
             say(f"no {kind}: {reason}", file=sys.stderr)
         if single == "picture":
             first = next(batches)
-            chosen = None if number is None else torch.full((len(first.images),), number)
+            chosen = first.about if number is None else torch.full((len(first.images),), number)
             picture = draw_explanation(
                 model, first.images, out, titles=first.names, true_labels=first.labels, classes=chosen,
                 shown=first.large,
@@ -337,8 +388,9 @@ def write_saliency(
     picture = out / "saliency.png" if _single_kind(out, ()) is None else out
     check_outputs("out", [picture], [*paths, source])
     with reading(*paths, source):
-        shown = next(_read_batches(paths, model, strict))
-        classes = _numbers(model, target, len(shown.images))
+        explained = _explainer(model, paths, target)
+        shown = next(_read_batches(paths, model, strict, explained=explained))
+        classes = shown.about if explained else _numbers(model, target, len(shown.images))
         checks = {m: check_saliency(model, shown.images, classes, layers, method=m) for m in methods}
         draw_saliency(model, shown.images, picture, methods, layers, titles=shown.names, classes=classes, checks=checks)
     if len(paths) > BATCH:
@@ -356,6 +408,8 @@ def _write_picture(
         reads = f"{trained.source} reads {trained.model.input_kind}"
         raise UsageError(f"only is {what!r}, and {reads}, for which only the picture is drawn.")
     reads = trained.model.input_kind
+    if target is not None and reads != "sequences":
+        raise UsageError(f"target is {target!r}, and {trained.source} points, without classes; leave it out.")
     picture = out / ("sequences.png" if reads == "sequences" else "pointers.png") if single is None else out
     check_outputs("out", [picture], [*paths, trained.source])
     with reading(*paths, trained.source):
@@ -378,8 +432,9 @@ def _enlargement(paths: list[Path], sides: Sequence[int]) -> int:
 
 
 def _read_batches(
-    paths: list[Path], model: VisionModel, strict: bool, done: Callable[[int], None] = lambda count: None
-) -> Iterator[Shown]:
+    paths: list[Path], model: VisionModel, strict: bool, done: Callable[[int], None] = lambda count: None,
+    explained: Explainer | None = None,
+) -> Iterator[Shown]:  # fmt: skip
     """Names, images and labels, a batch at a time; unreadable files are named and skipped.
 
     An image is labelled if its folder has the name of a class.
@@ -400,5 +455,7 @@ def _read_batches(
             large = read_good(good, model, times=times)[0] if times > 1 else None
             if large is not None and len(large) != len(good):  # a file changed in between
                 large = None
-            yield Shown([path.name for path in good], images.to(device), labels, large)
+            images = images.to(device)
+            about = None if explained is None else explained(good, images)
+            yield Shown([path.name for path in good], images, labels, large, about)
         done(len(chunk))

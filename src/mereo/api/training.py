@@ -19,6 +19,7 @@ from mereo.models.plain.own import register_own
 from mereo.models.registry import library_of
 from mereo.models.weights import read_metadata
 from mereo.runtime.printing import say
+from mereo.runtime.progress import silenced
 from mereo.runtime.text import text_table
 from mereo.tasks import get_task
 from mereo.training.arguments import check_values, fit_all
@@ -119,8 +120,8 @@ def _started(given: Mapping[str, Any]) -> TrainConfig:
     base = TrainConfig()
     if given.get("recipe") is not None:
         base = apply_recipe(given["recipe"], given.get("model"), given.get("data"))
-    elif "task" in given:
-        base = follow_task(base.replace(task=given["task"]), given)
+    elif chosen := {name: given[name] for name in ("task", "model") if name in given}:
+        base = follow_task(base.replace(**chosen), given)
     if given.get("resume"):
         own = {name: given.get(name, getattr(TrainConfig(), name)) for name in ("name", "output")}
         named = {name: given[name] for name in ("model", "data") if name in given}
@@ -215,7 +216,8 @@ def start_training(
     if in_memory and chosen.resume:
         raise UsageError("resume is True, and data is in memory; save the images into a folder for that.")
     info = array_dataset(data) if in_memory else None
-    result = _train(chosen, given, info, from_file=config is not None, report=report, began=began)
+    with silenced(report.silent):
+        result = _train(chosen, given, info, from_file=config is not None, report=report, began=began)
     # None is returned for options that only print, which the type leaves out for the sake of all other calls.
     return result if result is None else _finished(result)  # type: ignore[return-value]
 

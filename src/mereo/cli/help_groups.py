@@ -9,13 +9,14 @@ TRAIN_GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "network": ("model_args", "insert", "tap", "in_chans"),
     "data": (
-        "data_root", "classes", "label_column", "task_options", "augment", "sampler", "mean", "std",
+        "data_root", "classes", "label_column", "split_by", "task_options", "augment", "sampler", "mean", "std",
         "validation_fraction", "paper_protocol", "limit", "test_limit", "strict", "stream",
     ),
     "optimiser and schedule": (
         "recipe", "batch_size", "accumulate", "optimizer", "lr", "schedule", "patience", "weight_decay",
         "weight_decay_norm", "layer_decay", "freeze", "freeze_layers", "freeze_until", "warmup_epochs", "warmup_steps",
-        "warmup_start", "min_lr", "decay_rate", "decay_steps", "clip_norm", "ema_decay",
+        "warmup_start", "min_lr", "decay_rate", "decay_steps", "plateau_factor",
+        "plateau_patience", "plateau_cooldown", "clip_norm", "ema_decay",
     ),
     "loss": (
         "loss", "label_smoothing", "mixup", "cutmix", "adversarial", "adversarial_steps", "adversarial_share",

@@ -160,6 +160,9 @@ class ExplainOptions:
       mereo explain photos/ --out explained.html
       mereo explain runs/resnet20-tags photo.png --target pet      why, or why not, the label pet
       mereo explain runs/vit_tiny-photos photo.png --method normgrad gradcam --layers 1 2 --target class:cat
+      mereo explain runs/detector_small-photos photo.png --target box:2      the second box that predict prints
+      mereo explain runs/unet_small-photos photo.png --target class:sky --method gradcam
+      mereo explain runs/embedding_resnet20-glyphs a.png --target image:gallery/
       mereo explain points.csv --weights runs/pointer_network_small-convex_hull     its couplings, step by step
     """
 
@@ -177,7 +180,9 @@ class ExplainOptions:
     trees (parse trees), sweeps (reconstructions over poses). By default all that the network supports."""
     target: str | None = None
     """Class, label or column of numbers to explain, by its name or as class:NAME, in pictures, gradients and maps of
-    --method; by default the one with the highest score."""
+    --method; by default the one with the highest score. Of boxes the surest one of the class, or box:2, the second
+    one; of masks the area of the class, by default the largest but for the first class; of embeddings image:FILE, a
+    file or folder, the similarity to the nearest image in it, by default of all that are given."""
     method: tuple[
         Literal[
             "normgrad",

@@ -20,6 +20,7 @@ from mereo.data.motion import IGNORED
 from mereo.data.names import SPLITS
 from mereo.data.trees import Tree
 from mereo.errors import UsageError, nearest
+from mereo.runtime.progress import followed
 
 _ORIENTATION = 0x0112
 _BORDER = 1.0
@@ -121,7 +122,8 @@ def read_box_layout(contents: Contents, names: Sequence[str] = (), *, evaluation
     counts, missing = Counter[str](), list[str]()
     parts: dict[str, list[tuple[str, Tensor, list[str], tuple[int, int]]]] = {}
     listed = set[str]()
-    for boxed in read_boxes(contents, missing):
+    count = sum(map(contents.is_image, tree.files))
+    for boxed in followed(read_boxes(contents, missing), "reading boxes", count):
         listed.add(boxed.image)
         header = _header(tree, boxed.image)
         if isinstance(header, str):

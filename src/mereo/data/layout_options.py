@@ -3,9 +3,10 @@
 import re
 from typing import NamedTuple
 
-from mereo.errors import UsageError
+from mereo.errors import UsageError, check_choice
 
 CLASSES = ("auto", "top", "leaf", "path", "name")
+SPLIT_BY = ("auto", "subject", "camera")
 
 
 class LayoutOptions(NamedTuple):
@@ -19,6 +20,7 @@ class LayoutOptions(NamedTuple):
         task: for which the images are; None if it follows from them.
         follows: whether that task follows from the network, so that a table may have several labels or numbers.
         names: of the outputs of a trained network, in whose order several labels are.
+        split_by: what divides sequences of NTU RGB+D for training and testing: "subject", "camera", or "auto".
     """
 
     classes: str = "auto"
@@ -26,6 +28,7 @@ class LayoutOptions(NamedTuple):
     task: str | None = None
     follows: bool = False
     names: tuple[str, ...] = ()
+    split_by: str = "auto"
 
     @property
     def stated_task(self) -> str | None:
@@ -33,7 +36,8 @@ class LayoutOptions(NamedTuple):
         return None if self.follows else self.task
 
     def check(self) -> None:
-        """UsageError unless `classes` is one of the ways, or a field of the names of files."""
+        """UsageError unless `classes` is one of the ways, or a field of the names of files, and `split_by` is known."""
+        check_choice("split_by", self.split_by, SPLIT_BY)
         if self.classes not in CLASSES and not re.fullmatch(r"name:[1-9]", self.classes):
             raise UsageError(
                 f"classes is {self.classes!r}; it must be {', '.join(CLASSES)}, or a field of names such as name:2."

@@ -4,7 +4,8 @@ A folder is one of
 
     S001C002P003R002A013.skeleton, ...       the class is A013; if all names have a subject P003, the subjects of the
                                              cross-subject protocol are for training and the others for testing, unless
-                                             a class has no training subject
+                                             a class has no training subject; with split_by="camera" the cameras C002
+                                             and C003 are for training, and C001 for testing (cross-view)
     falls/one.npy, walks/two.npy, ...        a folder a class; folders such as train and test above them are splits
     labels.csv and arrays                    the column label (or class), and file, for a sequence a file; without file,
                                              a row for each sequence of one array, which .npz may hold with lengths
@@ -40,10 +41,15 @@ JOINTS, BODIES, NUMBERS, ABOUT = 25, 2, 12, 10
 """Of NTU's files: joints of a body, bodies that are kept, numbers of a joint, and numbers about a body."""
 TRAINING_SUBJECTS = frozenset((1, 2, 4, 5, 8, 9, *range(13, 20), 25, 27, 28, 31, 34, 35, 38))
 """Subjects of the cross-subject protocol of NTU RGB+D that are trained on."""
+PROTOCOLS = {
+    "camera": (1, frozenset((2, 3)), "cameras of the cross-view protocol"),
+    "subject": (2, TRAINING_SUBJECTS, "subjects of the cross-subject protocol"),
+}
+"""Of NTU RGB+D: the field of a name that divides the files, its numbers that are trained on, and words for it."""
 HELD_OUT = 0.1
 """Share of the sequences that is held out for testing, and for choosing the epoch."""
 AUGMENT = ("speed=0.8:1.25", "turn=30")
-_NAME = re.compile(r"S\d{3}C\d{3}P(\d{3})R\d{3}A(\d{3})")
+_NAME = re.compile(r"S\d{3}C(\d{3})P(\d{3})R\d{3}A(\d{3})")
 _SHOWN = 5
 
 
@@ -206,11 +212,13 @@ def holds_sequences(path: Path) -> bool:
     return arrays
 
 
-def find_items(folder: Path) -> tuple[list[Item], str]:
+def find_items(folder: Path, split_by: str = "auto") -> tuple[list[Item], str]:
     """The sequences of a folder in order, and how their classes were found."""
     files = _files(folder)
     if found := [path for path in files if path.suffix.lower() == SKELETON]:
-        return _ntu(found)
+        return _ntu(found, split_by)
+    if split_by != "auto":
+        raise UsageError(f"split_by is {split_by!r}, which is stated by names of {SKELETON} files alone; leave it out.")
     arrays, tables = ([path for path in files if path.suffix.lower() in kinds] for kinds in (ARRAYS, (".csv",)))
     if tables:
         return _of_table(tables, arrays)
@@ -223,22 +231,28 @@ def find_items(folder: Path) -> tuple[list[Item], str]:
     return items, "a folder a class"
 
 
-def _ntu(files: Sequence[Path]) -> tuple[list[Item], str]:
+def _ntu(files: Sequence[Path], split_by: str) -> tuple[list[Item], str]:
     matches = [_NAME.search(path.stem) or re.search(r"A(\d{3})", path.stem) for path in files]
     for path, match in zip(files, matches, strict=True):
         if match is None:
             raise UsageError(f"{path} has no class such as A013 in its name; name files as NTU RGB+D does.")
-    subjects = [int(match[1]) if match and match.re is _NAME else None for match in matches]
-    trained = [subject in TRAINING_SUBJECTS for subject in subjects]
+    field, chosen, words = PROTOCOLS["subject" if split_by == "auto" else split_by]
+    numbers = [int(match[field]) if match and match.re is _NAME else None for match in matches]
+    trained = [number in chosen for number in numbers]
     labels = [f"A{match[match.re.groups]}" for match in matches if match is not None]
-    # Of a part of the data, the training subjects may not show every class.
+    # A part of the data may not show every class to a training subject or camera.
     there = {label for label, own in zip(labels, trained, strict=True) if own}
-    known = None not in subjects and not all(trained) and there == set(labels)
+    known = None not in numbers and not all(trained) and there == set(labels)
+    if split_by != "auto" and not known:
+        raise UsageError(
+            f"split_by is {split_by!r}, and the files do not show every class to a {split_by} for training and to one"
+            " for testing; leave it out."
+        )
     items = [
         Item(path, None, label, ("train" if own else "test") if known else None)
         for path, label, own in zip(files, labels, trained, strict=True)
     ]
-    return items, "classes by the names of files" + (", subjects of the cross-subject protocol" if known else "")
+    return items, "classes by the names of files" + (f", {words}" if known else "")
 
 
 def _of_table(tables: Sequence[Path], arrays: Sequence[Path]) -> tuple[list[Item], str]:
@@ -293,9 +307,9 @@ def divide(items: Sequence[Item], names: Sequence[str]) -> dict[str, list[Item]]
     return parts
 
 
-def path_info(path: Path, data: str) -> DatasetInfo:
-    """Facts about a folder of sequences; only the first one is read."""
-    items, evidence = find_items(path)
+def path_info(path: Path, data: str, split_by: str = "auto") -> DatasetInfo:
+    """Facts about a folder of sequences, divided as `LayoutOptions.split_by` says; only the first one is read."""
+    items, evidence = find_items(path, split_by)
     names = sorted({item.label for item in items})
     if len(names) < 2:
         raise UsageError(f"data is {data!r}, with {len(names)} classes of sequences; at least two are needed.")

@@ -132,7 +132,7 @@ def dataset_info(
         from mereo.data.sequence_files import path_info as sequence_info
 
         if (folder := find_folder(data, lambda: data_root(root))) is not None:
-            return sequence_info(folder, str(data))
+            return sequence_info(folder, str(data), (options or LayoutOptions()).split_by)
     if inputs == "sequences":
         raise UsageError(
             f"data is {str(data)!r}, and there is no such data set or folder of sequences; give actions, or a folder of"

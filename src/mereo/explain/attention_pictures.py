@@ -16,6 +16,7 @@ from mereo.explain.observation import Observation, observe
 from mereo.explain.panels import FAINT, INK, OTHER, PREDICTED, colour_scale, draw_image, draw_map, printable, short
 from mereo.explain.places import spread
 from mereo.explain.rollout import attention_rollout, class_attention
+from mereo.explain.target import of_classes
 from mereo.explain.uniform_test import uniform_test
 from mereo.models import VisionModel
 from mereo.pictures import new_figure, save_figure
@@ -276,7 +277,7 @@ def draw_attention(
     for name, module in filters[::step][:maps]:
         panels.append(partial(_draw_spectrum, magnitudes=module.spectrum(), name=name))
     caption, gates = _caption(rollout is not None, drawn, of_class, on_places, filters), _gates(observation, number)
-    if attended and observation.model.output_kind == "scores":
+    if attended and observation.model.output_kind == "scores" and of_classes(observation.model):
         caption += _effect(observation, images, number, [layer.name for layer in attended])
     return _sheet(panels, gates, image, Path(path), caption)
 

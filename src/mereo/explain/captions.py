@@ -3,7 +3,7 @@
 from mereo.explain.columns import FACTOR, LABELS, MESSAGES, SHARE, VOTES, MapColumn, matters, routing_titles
 from mereo.explain.deletion import DeletionTest
 from mereo.explain.explanation import Explanation
-from mereo.explain.wording import WORDINGS
+from mereo.explain.wording import WORDINGS, Wording
 
 AGREES, DISAGREES = 0.6, 0.2
 """Mean rank correlation from which on an explanation counts as evidence, and up to which it does not."""
@@ -81,6 +81,11 @@ def about_uniform(explanation: Explanation) -> list[str]:
     ]
 
 
+def about_line(words: Wording) -> str:
+    """What is explained, if it is not a class."""
+    return f"Explained: the {words.one} {words.best}."
+
+
 def caption_of(
     explanation: Explanation, columns: list[MapColumn], *, true_known: bool, asked: bool, total: int
 ) -> list[str]:
@@ -97,11 +102,13 @@ def caption_of(
     what = {"labels": "label", "numbers": "number"}.get(explanation.kind, "class")
     answer = f"that {what}" if asked or what == "number" else f"the predicted {what}"
     bar = f"the chosen {what}" if asked else words.best + ("" if what == "number" else ", the prediction")
+    of = f" of {answer}"
     lines = [f"Orange bar: {bar}." + (" Green name: the true class." if true_known else "")]
+    if explanation.about is not None:
+        lines, of = [about_line(words)], ""
     titles = [column.title for column in columns]
     lines.append(
-        f"Part hidden: how much the {words.one} of {answer} falls when a square takes the image's mean colour; blue: it"
-        " rises."
+        f"Part hidden: how much the {words.one}{of} falls when a square takes the image's mean colour; blue: it rises."
     )
     if explanation.contributions is not None and VOTES not in titles:
         lines.append("The parts that vote for its classes have no places on the image; parse trees show their votes.")

@@ -14,10 +14,11 @@ from mereo.explain.observation import Observation, observe
 from mereo.explain.occlusion import occlusion_maps
 from mereo.explain.places import on_grid, spread
 from mereo.explain.rollout import AttentionMap, attention_rollout, class_attention
-from mereo.explain.target import Target, resolve_target, value_of
+from mereo.explain.target import Target, of_classes, resolve_target, value_of
 from mereo.explain.uniform_test import UniformTest, uniform_test
 from mereo.explain.wording import kind_of
 from mereo.models import VisionModel
+from mereo.tasks.explained import Explained
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Explanation:
         predicted: the class of the highest score, int64 (batch,); -1 if the outputs are not class scores.
         explained: the class that maps and contributions are about, int64 (batch,); -1 if a function is explained.
         value: what is explained, (batch,): the score of that class, or what the function gives.
+        about: what is explained, if the task chose it in place of a class: a box, an area, a similarity.
         maps: of the couplings, by their names; empty when no sender has a place on the image.
         contributions: of every sender of the class routing to the length of the class capsule before the squash,
             (batch, senders); None for a routing whose votes are not known.
@@ -94,6 +96,7 @@ class Explanation:
     trace_shapes: dict[str, tuple[int, ...]]
     deletion: DeletionTest | None = None
     uniform: dict[str, UniformTest] = field(default_factory=dict)
+    about: Explained | None = None
 
     @property
     def contribution_map(self) -> ContributionMap | None:
@@ -113,8 +116,8 @@ def explain(model: VisionModel, images: Tensor, *, target: Target | None = None)
         model: any network of images; it runs in evaluation mode.
         images: in [0, 1], not normalised.
         target: the class to explain, one for all images or int64 (batch,); the predicted one when None. Or a function
-            from the outputs to one number for each image, (batch,), which a network without classes needs: maps
-            and contributions for a class are then left out.
+            from the outputs to one number for each image, (batch,), which other networks may have of their task, see
+            `Task.explained`: maps and contributions for a class are then left out.
 
     Shapes: images (batch, channels, height, width).
 
@@ -151,8 +154,8 @@ def explain(model: VisionModel, images: Tensor, *, target: Target | None = None)
     unknown = torch.full((len(images),), -1, device=observation.scores.device)
     return Explanation(
         scores=observation.scores,
-        kind=kind_of(network),
-        predicted=observation.scores.argmax(1) if network.output_kind == "scores" else unknown,
+        kind=chosen.kind if isinstance(chosen, Explained) else kind_of(network),
+        predicted=observation.scores.argmax(1) if network.output_kind == "scores" and of_classes(network) else unknown,
         explained=unknown if classes is None else classes,
         value=value_of(observation.scores, chosen),
         maps=maps,
@@ -165,6 +168,7 @@ def explain(model: VisionModel, images: Tensor, *, target: Target | None = None)
         trace_shapes=_shapes(observation),
         deletion=tested,
         uniform=replaced,
+        about=chosen if isinstance(chosen, Explained) else None,
     )
 
 

@@ -15,11 +15,12 @@ from mereo.explain.attention_pictures import draw_attention, why_no_attention
 from mereo.explain.gradient_pictures import draw_gradients
 from mereo.explain.observation import Observation, observe
 from mereo.explain.occlusion import occlusion_maps
-from mereo.explain.panels import MOST_BARS, colour_scale, draw_image, draw_map, short
+from mereo.explain.panels import MOST_BARS, colour_scale, draw_image, draw_map, outline, short
 from mereo.explain.pictures import MOST_ROWS, draw_explanation
 from mereo.explain.places import spread
 from mereo.explain.pose_sweeps import pose_sweeps, why_no_sweep
 from mereo.explain.sweep_pictures import draw_pose_sweep
+from mereo.explain.target import resolve_target
 from mereo.explain.trees.growth import parse_trees, why_no_tree
 from mereo.explain.trees.page import AddSection, explanation_page
 from mereo.explain.trees.pictures import tree_picture
@@ -30,6 +31,7 @@ from mereo.files import write_atomically
 from mereo.inference.predict import class_names
 from mereo.models import VisionModel
 from mereo.pictures import png_of, row_of_panels, with_palette
+from mereo.tasks.explained import Explained
 
 KINDS = ("picture", "gradients", "attention", "page", "trees", "sweeps")
 
@@ -42,12 +44,14 @@ class Shown(NamedTuple):
         images: (batch, channels, height, width) in [0, 1].
         labels: the true classes, int64 (batch,), -1 for an unknown one; None if all are unknown.
         large: the images at a multiple of their size, which are shown instead; None to show `images`.
+        about: what is explained in place of a class; None to let the task choose.
     """
 
     names: Sequence[str]
     images: Tensor
     labels: Tensor | None = None
     large: Tensor | None = None
+    about: Explained | None = None
 
     def true(self, n: int) -> int | None:
         """The true class of an image; None if it is not known."""
@@ -106,7 +110,7 @@ def write_page(model: VisionModel, batches: Batches, path: str | Path, *, keep: 
     with explanation_page(path, _heading(model)) as add:
         for batch in batches:
             shown = Shown(*batch)
-            observation = observe(model, shown.images)
+            observation = observe(model, shown.images, target=shown.about)
             for n, tree in enumerate(_trees(observation, shown, keep)):
                 _add_tree(add, tree, shown.names[n], _drawn(tree, shown, n))
             if why_no_tree(observation.model):
@@ -134,19 +138,27 @@ def _add_tree(add: AddSection, tree: ParseTree, name: str, picture: bytes) -> No
 def _add_hidden(add: AddSection, observation: Observation, batch: Shown) -> None:
     """Add a batch to a page for a network without parse trees: for each image, the effect of hiding each place."""
     names = class_names(observation.model)
-    drops, grid = occlusion_maps(observation.model, batch.images)
+    chosen = resolve_target(observation.model, observation.scores, batch.about)
+    about = chosen if isinstance(chosen, Explained) else None
+    drops, grid = occlusion_maps(observation.model, batch.images, chosen)
     heat = spread(drops, grid, *batch.images.shape[-2:]).cpu()
-    bars = bars_of(observation.scores, kind_of(observation.model))
-    why = f"{why_no_tree(observation.model)}, so there is no parse tree. Red: hiding the place lowers the score."
+    kind = about.kind if about else kind_of(observation.model)
+    bars, one = bars_of(observation.scores, kind), WORDINGS[kind].one
+    why = f"{why_no_tree(observation.model)}, so there is no parse tree. Red: hiding the place lowers the {one}."
     for n, name in enumerate(batch.names):
         image, shown = batch.images[n], batch.shown(n)
         figure, panels = row_of_panels(("image", "hidden"), 2.5, 2.8)
         draw_image(panels[0], image if shown is None else shown)
         draw_map(panels[1], image, heat[n], drops[n].cpu(), grid, colour_scale(drops[n].cpu(), signed=True), "+.2f")
-        chosen, true = int(observation.scores[n].argmax()), batch.true(n)
+        for axes in panels:
+            outline(axes, about, n)
+        if about is not None:
+            add(name, png_of(figure), f"{about.words[n]}. {why}", [about.words[n]])
+            continue
+        best, true = int(observation.scores[n].argmax()), batch.true(n)
         ranked = bars[n].argsort(descending=True)[:MOST_BARS].tolist()
         scores = [f"{names[c]} {float(bars[n, c]):.2f}{' (true class)' if c == true else ''}" for c in ranked]
-        add(name, png_of(figure), f"{names[chosen]}. {why}", scores)
+        add(name, png_of(figure), f"{names[best]}. {why}", scores)
 
 
 def write_explanations(
@@ -191,7 +203,7 @@ def write_explanations(
             names, images = shown.names, shown.images
             if len(images) > MOST_ROWS:
                 raise UsageError(f"batches has one of {len(images)} images; a picture shows at most {MOST_ROWS}.")
-            classes = None if target is None else torch.full((len(images),), target)
+            classes = shown.about if target is None else torch.full((len(images),), target)
             if "picture" in kinds:
                 path = batch_file(folder, "picture", number)
                 drawn = draw_explanation(
@@ -202,7 +214,7 @@ def write_explanations(
                 path = batch_file(folder, "gradients", number)
                 written["gradients"].append(draw_gradients(model, images, path, titles=names, classes=classes))
             files = [file_name(done + n, name) for n, name in enumerate(names, start=1)]
-            _write_each(observe(model, images), shown, files, folder, keep, add, written)
+            _write_each(observe(model, images, target=shown.about), shown, files, folder, keep, add, written)
             done += len(images)
     if "page" in kinds:
         written["page"].append(page)

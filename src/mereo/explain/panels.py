@@ -1,16 +1,21 @@
 """The panels of an explanation: an image, bars of scores, and a map laid over an image."""
 
+from collections.abc import Collection
 from math import ceil
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mereo.core import Grid
 from mereo.pictures import displayable
+from mereo.tasks.explained import Explained
 
 INK, FAINT = "#24292f", "#6e7781"
 PREDICTED, TRUE, OTHER = "#e8590c", "#2b8a3e", "#ced4da"
+MARKED = "#37e05f"
+"""Outlines of what is explained, on maps that are red, orange and blue."""
 SHARES = ("#ffffff", "#ffe0b8", "#ffb65c", "#ff8a1f", "#f25c05")
 VOTES = ("#1971c2", "#74b9f0", "#ffffff", "#ff9a8f", "#e03131")
 MOST_BARS = 10
@@ -48,6 +53,27 @@ def printable(text: str) -> str:
 def draw_title(axes: Any, title: str) -> None:
     """A title above an image, shortened to fit."""
     axes.set_title(printable(short(title, LONGEST_TITLE)), fontsize=7.5, color=INK, pad=3, parse_math=False)
+
+
+def outline(axes: Any, about: Explained | None, n: int) -> None:
+    """The box or the area that is explained of image n, if there is one, on axes that show it at any size."""
+    from matplotlib.patches import Rectangle
+
+    height, width = axes.images[-1].get_array().shape[:2]
+    if about is not None and about.boxes is not None:
+        x0, y0, x1, y1 = (about.boxes[n].cpu() * torch.tensor((width, height, width, height))).tolist()
+        corner = x0 - 0.5, y0 - 0.5
+        axes.add_patch(Rectangle(corner, x1 - x0, y1 - y0, fill=False, lw=1.2, ec=MARKED, path_effects=_edge(3.0)))
+    if about is not None and about.masks is not None and bool(about.masks[n].any()):
+        padded = F.pad(about.masks[n].float().cpu(), (1, 1, 1, 1))
+        down, across = (
+            (torch.arange(count) - 0.5) * side / (count - 2) - 0.5
+            for count, side in zip(padded.shape, (height, width), strict=True)
+        )
+        ends = axes.get_xlim(), axes.get_ylim()
+        drawn = axes.contour(across, down, padded, levels=[0.5], colors=[MARKED], linewidths=1.2)
+        drawn.set(path_effects=_edge(3.0))
+        axes.set(xlim=ends[0], ylim=ends[1])
 
 
 def shown_classes(scores: Tensor, wanted: set[int]) -> list[int]:
@@ -116,6 +142,41 @@ def colour_scale(values: Tensor, *, signed: bool, start: float = 0.0) -> Any:
     return ScalarMappable(Normalize(-top if signed else start, top), colours)
 
 
+def draw_answer(
+    axes: Any,
+    image: Tensor,
+    explained: Tensor | Explained,
+    n: int,
+    bars: Tensor,
+    names: list[str],
+    true: Collection[int] = (),
+    *,
+    bounded: bool,
+    ticks: bool,
+) -> None:
+    """Beside image n: the scores of its classes, or the box, area or most similar image that is explained.
+
+    Args:
+        image: (channels, height, width) in [0, 1].
+        explained: the class of each image, (batch,), or what its task explains.
+        n: number of the image.
+        bars: of the scores, (classes,).
+        names: of the classes.
+        true: numbers of the true classes.
+        bounded: by 0 and 1.
+        ticks: whether the scale of the scores is labelled.
+    """
+    if isinstance(explained, Tensor):
+        draw_scores(axes, bars, int(explained[n]), {*true}, names, bounded=bounded)
+        axes.tick_params(labelbottom=ticks)
+        return
+    axes.set_box_aspect(None)
+    axes.set_adjustable("box")  # which a fixed shape had changed
+    draw_image(axes, image if explained.beside is None else explained.beside[n])
+    outline(axes, explained, n)
+    draw_title(axes, explained.words[n])
+
+
 def draw_map(axes: Any, image: Tensor, heat: Tensor, cells: Tensor, grid: Grid, scale: Any, numbers: str) -> None:
     """A map laid over the image: white leaves the image grey, colour tints it; few cells carry their numbers.
 
@@ -161,8 +222,8 @@ def draw_map(axes: Any, image: Tensor, heat: Tensor, cells: Tensor, grid: Grid, 
             )  # fmt: skip
 
 
-def _edge() -> list[Any]:
-    """A dark outline that keeps white letters readable on any colour."""
+def _edge(width: float = 1.8) -> list[Any]:
+    """A dark outline that keeps white letters and bright lines visible on any colour."""
     from matplotlib.patheffects import withStroke
 
-    return [withStroke(linewidth=1.8, foreground="#00000099")]
+    return [withStroke(linewidth=width, foreground="#00000099")]

@@ -11,12 +11,21 @@ from mereo.explain.captions import caption_of
 from mereo.explain.columns import map_columns
 from mereo.explain.explanation import explain
 from mereo.explain.layout import make_sheet
-from mereo.explain.panels import colour_scale, draw_image, draw_map, draw_scores, draw_title, short
+from mereo.explain.panels import (
+    colour_scale,
+    draw_answer,
+    draw_image,
+    draw_map,
+    draw_title,
+    outline,
+    short,
+)
 from mereo.explain.wording import UNBOUNDED, WORDINGS, bars_of
 from mereo.inference.labelled import UNKNOWN
 from mereo.inference.predict import class_names
 from mereo.models import VisionModel
 from mereo.pictures import save_figure
+from mereo.tasks.explained import Explained
 
 MOST_ROWS = 12
 
@@ -48,7 +57,7 @@ def draw_explanation(
     *,
     titles: Sequence[str] | None = None,
     true_labels: Tensor | Sequence[int] | None = None,
-    classes: Tensor | None = None,
+    classes: Tensor | Explained | None = None,
     shown: Tensor | None = None,
 ) -> Path:
     """Draw the explanations of a few images, one a row, as PNG.
@@ -63,7 +72,8 @@ def draw_explanation(
         path: of the file.
         titles: a line above each image.
         true_labels: the class of each image, -1 if it is not known, or several for each image: (batch,) or (batch, k).
-        classes: which class to explain for each image, (batch,); the predicted one when None.
+        classes: which class to explain for each image, (batch,), or what a task explains of them; when None the
+            predicted class, or what the task chooses.
         shown: the images at a multiple of their size, which are drawn instead.
 
     Shapes: images (batch, channels, height, width), shown (batch, channels, k height, k width).
@@ -71,9 +81,9 @@ def draw_explanation(
     path, total = Path(path), len(images)
     check_titles(titles, total)
     images = images[:MOST_ROWS]
-    explanation = explain(model, images, target=None if classes is None else classes[:MOST_ROWS])
-    num_classes, words = explanation.scores.shape[1], WORDINGS[explanation.kind]
-    true = _true_classes(true_labels, len(images), num_classes)
+    explanation = explain(model, images, target=classes[:MOST_ROWS] if isinstance(classes, Tensor) else classes)
+    about, words = explanation.about, WORDINGS[explanation.kind]
+    true = _true_classes(None if about else true_labels, len(images), explanation.scores.shape[1])
     model = getattr(model, "_orig_mod", model)
     names, bars = list(class_names(model)), bars_of(explanation.scores, explanation.kind)
 
@@ -83,18 +93,20 @@ def draw_explanation(
     rebuilt = explanation.rebuilt
     pictures = 1 + len(columns) + (rebuilt is not None)
     height, width = images.shape[-2:]
-    letters = max(len(short(name)) for name in names)
+    letters = 0 if about else max(len(short(name)) for name in names)
     sheet = make_sheet(len(images), (height, width), pictures, letters, caption)
     for i, row in enumerate(sheet.axes):
         draw_image(row[0], images[i] if shown is None else shown[i])
         if titles is not None:
             draw_title(row[0], titles[i])
-        explained = int(explanation.explained[i])
-        draw_scores(row[1], bars[i], explained, true[i], names, bounded=explanation.kind not in UNBOUNDED)
-        row[1].tick_params(labelbottom=i == len(sheet.axes) - 1)
+        draw_answer(
+            row[1], images[i] if shown is None else shown[i], about or explanation.explained, i, bars[i], names,
+            true[i], bounded=explanation.kind not in UNBOUNDED, ticks=i == len(sheet.axes) - 1,
+        )  # fmt: skip
         for axes, column, scale in zip(row[2:], columns, scales, strict=False):
             numbers = "+.2f" if column.signed else ".2f"
             draw_map(axes, images[i], column.heat[i], column.cells[i], column.grid, scale, numbers)
+            outline(axes, about, i)
         if rebuilt is not None:
             draw_image(row[-1], rebuilt[i])
     heads = [("image", ""), words.column, *[(c.title, c.note) for c in columns]]

@@ -6,17 +6,19 @@ from typing import Any
 
 from torch import Tensor
 
+from mereo.explain.captions import about_line
 from mereo.explain.layout import make_sheet
 from mereo.explain.observation import observe
-from mereo.explain.panels import SHARES, VOTES, draw_image, draw_scores, draw_title, short
+from mereo.explain.panels import SHARES, VOTES, draw_answer, draw_image, draw_title, outline, short
 from mereo.explain.pictures import MOST_ROWS, check_titles
 from mereo.explain.saliency import SaliencyChecks, saliency_map
 from mereo.explain.saliency.signals import Layers
-from mereo.explain.target import chosen_classes
+from mereo.explain.target import resolve_target
 from mereo.explain.wording import UNBOUNDED, WORDINGS, bars_of, kind_of
 from mereo.inference.predict import class_names
 from mereo.models import VisionModel
 from mereo.pictures import displayable, save_figure
+from mereo.tasks.explained import Explained
 
 
 def describe_checks(method: str, checks: SaliencyChecks) -> str:
@@ -37,7 +39,7 @@ def draw_saliency(
     layers: Layers = None,
     *,
     titles: Sequence[str] | None = None,
-    classes: Tensor | None = None,
+    classes: Tensor | Explained | None = None,
     checks: Mapping[str, SaliencyChecks] = {},
 ) -> Path:
     """Draw the maps of methods, one image a row, as PNG.
@@ -49,31 +51,42 @@ def draw_saliency(
         methods: names of `METHODS`, a column each.
         layers: see `saliency_map`.
         titles: a line above each image.
-        classes: which class to explain for each image, (batch,); the predicted one when None.
+        classes: which class to explain for each image, (batch,), or what a task explains of them; when None the
+            predicted class, or what the task chooses.
         checks: of the methods, by name, for the caption.
 
     Shapes: images (batch, channels, height, width).
     """
     check_titles(titles, len(images))
     total, images = len(images), images[:MOST_ROWS]
-    observation = observe(model, images)
-    explained = chosen_classes(observation.scores, None if classes is None else classes[:MOST_ROWS])
-    model, names, kind = observation.model, list(class_names(observation.model)), kind_of(observation.model)
+    asked = classes[:MOST_ROWS] if isinstance(classes, Tensor) else classes
+    observation = observe(model, images, target=asked)
+    model, names = observation.model, list(class_names(observation.model))
+    explained = resolve_target(model, observation.scores, asked)
+    assert isinstance(explained, Tensor | Explained)
+    about = explained if isinstance(explained, Explained) else None
+    kind = about.kind if about else kind_of(model)
     maps = [saliency_map(model, images, explained, layers, method=method).cpu() for method in methods]
-    caption = ["Each map has its own scale: red counts for the class, blue against it; orange where no sign is given."]
+    caption = [about_line(WORDINGS[kind])] if about else []
+    caption += [
+        f"Each map has its own scale: red counts for {'it' if about else 'the class'}, blue against it; orange where no"
+        " sign is given."
+    ]
     caption += [describe_checks(method, each) for method, each in checks.items()]
     caption += [f"The first {MOST_ROWS} of {total} images."] if total > MOST_ROWS else []
-    letters = max(len(short(name)) for name in names)
+    letters = 0 if about else max(len(short(name)) for name in names)
     sheet = make_sheet(len(images), (images.shape[2], images.shape[3]), 1 + len(maps), letters, caption)
     for i, row in enumerate(sheet.axes):
         draw_image(row[0], images[i])
         if titles is not None:
             draw_title(row[0], titles[i])
         bars = bars_of(observation.scores, kind)[i]
-        draw_scores(row[1], bars, int(explained[i]), set(), names, bounded=kind not in UNBOUNDED)
-        row[1].tick_params(labelbottom=i == len(sheet.axes) - 1)
+        draw_answer(
+            row[1], images[i], explained, i, bars, names, bounded=kind not in UNBOUNDED, ticks=i == len(sheet.axes) - 1
+        )
         for axes, each in zip(row[2:], maps, strict=True):
             _overlay(axes, images[i], each[i])
+            outline(axes, about, i)
     where = "" if layers is None else f"layers {', '.join(map(str, layers))}"
     sheet.head([("image", ""), WORDINGS[kind].column, *((method.replace("_", " "), where) for method in methods)])
     save_figure(sheet.figure, Path(path))

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from mereo.errors import MereoError, UsageError
+from mereo.inference.predict import task_of
 from mereo.models import VisionModel
+from mereo.tasks import Task
 
 Target = int | Tensor | Callable[[Tensor], Tensor]
 """A class, one for all images or int64 (batch,); or a function from the outputs of a network to (batch,)."""
@@ -45,15 +47,25 @@ def check_scores(model: VisionModel, outputs: Tensor) -> None:
     if kind != "scores" or not isinstance(outputs, Tensor) or outputs.dim() != 2:
         example = _EXAMPLES.get(kind, "lambda outputs: outputs.flatten(1).mean(1)")
         raise UsageError(
-            f"target is None, and {type(model).__name__} gives {kind}, not one score for each class, (batch, classes),"
-            " which the command `mereo explain` draws; in Python, mereo.explain takes a function of the outputs, such"
-            f" as target={example}."
+            f"target is not a function, and {type(model).__name__} gives {kind}, not one score for each class, (batch,"
+            f" classes); in Python, mereo.explain takes a function of the outputs, such as target={example}."
         )
     check_finite(outputs)
 
 
+def of_classes(model: VisionModel) -> bool:
+    """Whether a network is explained by scores of its outputs, not by a number that its task makes of them."""
+    return type(task_of(model)).explained is Task.explained
+
+
 def resolve_target(model: VisionModel, outputs: Tensor, target: Target | None) -> Tensor | Callable[[Tensor], Tensor]:
-    """The classes of the images, int64 (batch,): the given ones, else the predicted ones; a function stays as it is."""
+    """The classes of the images, int64 (batch,): the given ones, else the predicted ones; a function stays as it is.
+
+    Without any, a task without scores of classes chooses, see `Task.explained`.
+    """
+    if target is None and not of_classes(model):
+        check_finite(outputs)
+        target = task_of(model).explained(outputs.detach())
     if callable(target) and not isinstance(target, Tensor):
         check_finite(outputs)
         return target

@@ -47,7 +47,7 @@ class Wording(NamedTuple):
         column: heading of the bars, and the line below it.
         one: a single score.
         raises, lowers: the effect of a change of a pixel.
-        best: the highest score.
+        best: the highest score; of what is no class, where it is drawn.
         votes: words for the quantity that votes for a class add to.
     """
 
@@ -76,6 +76,16 @@ WORDINGS: dict[str, Wording] = {
         ("numbers", "in spreads from the mean"), "value", "raises it", "lowers it", "the number highest above its mean"
     ),
     "outputs": Wording(("outputs", ""), "output", "raises it", "lowers it", "the largest output"),
+    "boxes": Wording(
+        ("box", "class, score"), "score of the box", "raises the score", "lowers it", "that is outlined in green"
+    ),
+    "areas": Wording(
+        ("area", "class, share of pixels"), "mean logit of the class in its area", "raises the logit", "lowers it",
+        "that is outlined in green",
+    ),
+    "similarities": Wording(
+        ("most similar", "image, cosine"), "similarity", "raises the similarity", "lowers it", "to the image beside it"
+    ),
 }  # fmt: skip
 """Words by the kind of score."""
 UNBOUNDED = ("outputs", "numbers")

@@ -198,7 +198,11 @@ def read_split(model: VisionModel, config: TrainConfig | None, data: str, root: 
         validation_fraction=0.0 if split == "test" else config.validation_fraction,
         seed=config.seed,
         limit=config.limit if own else None,
-        info=None if of_images else dataset_info(data, root or config.data_root, inputs=model.input_kind),
+        info=None
+        if of_images
+        else dataset_info(
+            data, root or config.data_root, inputs=model.input_kind, options=config.layout if own else None
+        ),
         unseen=task_of(model).unseen_classes,
         options=task_of(model).read_as(config.layout if own else LayoutOptions()),
     )

@@ -2,13 +2,19 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from contextvars import ContextVar
+from typing import Any, TextIO, TypeVar
 
 from mereo.escape import for_terminal
 from mereo.runtime.printing import say
 from mereo.runtime.text import duration
+
+T = TypeVar("T")
+MANY = 2000
+"""Entries of a reading from which on its progress is shown."""
+_SILENT: ContextVar[bool] = ContextVar("silent", default=False)
 
 
 class Reporter:
@@ -119,3 +125,26 @@ class Reporter:
             self.begin("measuring", total)
         self.say(line)
         self.advance(done - self._done)
+
+
+@contextmanager
+def silenced(silent: bool) -> Iterator[None]:
+    """With `silent`, `followed` shows nothing."""
+    token = _SILENT.set(silent or _SILENT.get())
+    try:
+        yield
+    finally:
+        _SILENT.reset(token)
+
+
+def followed(entries: Iterable[T], title: str, total: int) -> Iterator[T]:
+    """The entries of a slow reading; the progress of many is shown, every ten seconds without a terminal."""
+    reporter = Reporter(silent=total < MANY or _SILENT.get(), patience=10.0)
+    reporter.begin(title, total)
+    try:
+        for entry in entries:
+            yield entry
+            reporter.advance()
+            reporter.say_if_due()
+    finally:
+        reporter.stop()

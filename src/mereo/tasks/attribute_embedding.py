@@ -19,6 +19,7 @@ from mereo.data.layout_options import LayoutOptions
 from mereo.errors import check_positive
 from mereo.tasks.base import Metrics, Objective, Seen, Settings, Task, register_task
 from mereo.tasks.embedding import nearest, retrieval, write_embeddings
+from mereo.tasks.explained import Explained, Others, most_similar
 from mereo.tasks.pictures import draw_images
 from mereo.tasks.several_outputs import check_unmixed
 
@@ -149,6 +150,16 @@ class AttributeEmbedding(Task):
     def predict(self, outputs: Tensor, top: int = 3) -> list[dict[str, Any]]:
         names = self._names(outputs.shape[1])
         return [{f"embedding {name}": row for name, row in zip(names, rows, strict=True)} for rows in outputs.tolist()]
+
+    def explained(self, outputs: Tensor, target: str | None = None, others: Others | None = None) -> Explained:
+        """The similarity to the most similar of the other images, under one attribute or in the mean over all."""
+        chosen = slice(None) if target is None else slice(number := self.class_number(target), number + 1)
+
+        def vectors(embeddings: Tensor) -> Tensor:
+            return F.normalize(F.normalize(embeddings[:, chosen].float(), dim=2).flatten(1), dim=1)
+
+        own = None if others is None else others._replace(vectors=vectors(others.vectors))
+        return most_similar(outputs, vectors, own)
 
     def write(self, outputs: Tensor, names: Sequence[str], folder: Path, seen: Sequence[Seen]) -> list[Path]:
         """embeddings.npy, (images, attributes, dim), and the nearest images under each attribute, a table each."""

@@ -27,6 +27,7 @@ from mereo.data.fields import field_in_words
 from mereo.data.layout_options import LayoutOptions
 from mereo.errors import UsageError, unknown
 from mereo.models.network import Network
+from mereo.tasks.explained import Explained, Others
 from mereo.tasks.options import NoOptions, read_options
 from mereo.tasks.pictures import draw_images
 
@@ -340,6 +341,26 @@ class Task(ABC):
     def cells(self, outputs: Any) -> list[list[str | float]]:
         """The cells under `cell_names` for each sample, from what `kept` returns."""
         raise NotImplementedError(f"{type(self).__name__} has no table of predictions")
+
+    def explained(self, outputs: Any, target: str | None = None, others: Others | None = None) -> Explained | None:
+        """What `mereo explain` explains of images; None where that is the score of a class, or nothing.
+
+        Args:
+            outputs: of the network for the images, without gradients.
+            target: as given on the command line; None for the most evident one.
+            others: images that the explained ones are compared with, if the task compares images.
+
+        Raises:
+            UsageError: for a target that the task or an image does not have.
+        """
+        return None
+
+    def class_number(self, target: str) -> int:
+        """The number of a class by its name, or as class:NAME; UsageError for an unknown one."""
+        name = target if target in self.class_names else target.removeprefix("class:")
+        if name not in self.class_names:
+            raise unknown("class", name, self.class_names)
+        return self.class_names.index(name)
 
     def write(self, outputs: Any, names: Sequence[str], folder: Path, seen: Sequence[Seen]) -> list[Path]:
         """Write what does not fit the table of predictions; nothing by default.

@@ -5,7 +5,7 @@ Source of the loss: Tian, Shen, Chen, He 2019, arXiv:1904.01355 (FCOS), sections
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ from mereo.layers.bridge import Bridge
 from mereo.tasks.average_precision import match, pack, resampled, summarise, unpack
 from mereo.tasks.base import Metrics, Objective, Seen, Settings, Task, register_task
 from mereo.tasks.box_pictures import draw_boxes
+from mereo.tasks.explained import Explained, Others
 
 MOST = 100
 """Detections of an image that are kept, as COCO counts them."""
@@ -125,6 +126,11 @@ class DetectionObjective(Objective):
         places, strides = self.model.cells(height, width)
         targets = CellTargets(places, strides, batch.boxes, batch.box_labels)
         return detection_loss(outputs, targets, (height, width))
+
+
+def _class_scores(outputs: Tensor) -> Tensor:
+    """The root of class probability times centreness, stable for large logits: (..., 5 + classes) -> (..., classes)."""
+    return ((F.logsigmoid(outputs[..., 5:]) + F.logsigmoid(outputs[..., 4:5])) / 2).exp()
 
 
 def detect(outputs: Tensor, options: DetectionOptions) -> Tensor:
@@ -250,6 +256,27 @@ class Detection(Task):
             sure = image[(image[:, 5] >= 0) & (image[:, 4] >= self.options.pictured)].tolist()
             rows.append({"objects": [{"label": self._named(row[5]), "score": row[4], "box": row[:4]} for row in sure]})
         return rows
+
+    def explained(self, outputs: Tensor, target: str | None = None, others: Others | None = None) -> Explained:
+        """The score of a box: of the surest one, of one by its rank (box:2), or of the surest of a class."""
+        kind, _, rank = (target or "box:1").partition(":")
+        by_rank = kind == "box" and rank.isdecimal() and 0 < int(rank) <= MOST and target not in self.class_names
+        number = None if by_rank else self.class_number(target or "")
+        seen = outputs if number is None else torch.cat((outputs[..., :5], outputs[..., 5 + number, None]), -1)
+        found = detect(seen, replace(self.options, least_score=0.0))[:, int(rank) - 1 if by_rank else 0]
+        if bool((found[:, 5] < 0).any()):
+            raise UsageError(f"target is {target!r}, and an image has fewer boxes; give box:1, the surest one.")
+        labels = found[:, 5].long() if number is None else torch.full_like(found[:, 5].long(), number)
+        scores = _class_scores(outputs).gather(2, labels.view(-1, 1, 1).expand(-1, outputs.shape[1], 1))
+        apart = torch.cat((outputs[..., :4].clamp(0, 1), scores), 2) - found[:, None, :5]
+        each, cells = torch.arange(len(outputs), device=outputs.device), apart.abs().sum(2).argmin(1)
+        named = zip(labels.tolist(), found[:, 4].tolist(), strict=True)
+        return Explained(
+            lambda changed: _class_scores(changed[each, cells]).gather(1, labels.unsqueeze(1)).squeeze(1),
+            "boxes",
+            [f"{self._named(label)} {score:.2f}" for label, score in named],
+            boxes=found[:, :4],
+        )
 
     def cells(self, outputs: Tensor) -> list[list[str | float]]:
         """The number of objects of each class that are sure enough."""

@@ -19,6 +19,7 @@ from mereo.errors import UsageError, check_positive
 from mereo.files import write_atomically
 from mereo.runtime.libraries import require
 from mereo.tasks.base import Metrics, Objective, Seen, Settings, Task, csv_bytes, register_task
+from mereo.tasks.explained import Explained, Others, most_similar
 from mereo.tasks.pictures import draw_images
 
 _RECALLS = (1, 2, 4, 5, 8)
@@ -216,6 +217,14 @@ class Embedding(Task):
 
     def predict(self, outputs: Tensor, top: int = 3) -> list[dict[str, Any]]:
         return [{"embedding": row} for row in outputs.tolist()]
+
+    def explained(self, outputs: Tensor, target: str | None = None, others: Others | None = None) -> Explained:
+        """The similarity to the most similar of the other images."""
+        if target is not None:
+            raise UsageError(
+                f"target is {target!r}, and an embedding has no classes; give image: and a file or folder."
+            )
+        return most_similar(outputs, lambda changed: F.normalize(changed.float(), dim=1), others)
 
     def cells(self, outputs: Tensor) -> list[list[str | float]]:
         """The vector of each image."""

@@ -18,6 +18,7 @@ from mereo.data.motion import IGNORED
 from mereo.errors import UsageError, check_not_negative
 from mereo.files import write_atomically
 from mereo.tasks.base import Metrics, Objective, Seen, Settings, Task, register_task
+from mereo.tasks.explained import Explained, Others
 from mereo.tasks.mask_pictures import PALETTE, draw_masks
 
 _LEAST_OVERLAP = 1e-6
@@ -205,6 +206,26 @@ class Segmentation(Task):
             shares = torch.bincount(pixels.flatten().int(), minlength=len(names)) / pixels.numel()
             rows.append({"shares": {names[i]: shares[i].item() for i in shares.nonzero().flatten().tolist()}})
         return rows
+
+    def explained(self, outputs: Tensor, target: str | None = None, others: Others | None = None) -> Explained:
+        """The mean logit of a class over the pixels predicted as it, or over all pixels if there are none.
+
+        By default the class with the largest area, other than the first one, which usually is the background.
+        """
+        predicted = F.one_hot(outputs.argmax(1), outputs.shape[1])
+        areas = predicted.float().mean((1, 2))
+        areas[:, 0] *= 1e-6
+        labels = areas.argmax(1) if target is None else torch.full_like(areas.argmax(1), self.class_number(target))
+        each = torch.arange(len(outputs), device=outputs.device)
+        masks = predicted[each, ..., labels].bool()
+        whole = masks | ~masks.flatten(1).any(1).view(-1, 1, 1)
+        names = self.class_names or tuple(map(str, range(outputs.shape[1])))
+        rows = zip(labels.tolist(), masks.float().mean((1, 2)).tolist(), strict=True)
+        return Explained(
+            lambda changed: (changed[each, labels] * whole).sum((1, 2)) / whole.sum((1, 2)), "areas",
+            [f"{names[label]} {share:.1%}" if share else f"{names[label]}: no pixel" for label, share in rows],
+            masks=masks,
+        )  # fmt: skip
 
     def cells(self, outputs: Tensor) -> list[list[str | float]]:
         """The share of pixels of each class in each image."""

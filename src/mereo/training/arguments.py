@@ -15,6 +15,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 from mereo.errors import UsageError, check_choice, type_of, unknown
 from mereo.files import check_name
+from mereo.runtime.progress import silenced
 from mereo.training.option_values import parse_size
 
 P = ParamSpec("P")
@@ -120,7 +121,8 @@ def typed(**elsewhere: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         def call(*arguments: P.args, **options: P.kwargs) -> R:
             hints = get_type_hints(function)
             fitted: Any = fit_all({each: hints[each] for each in parameters}, name, options, elsewhere)
-            return function(*arguments, **fitted)
+            with silenced(bool(fitted.get("quiet"))):
+                return function(*arguments, **fitted)
 
         parameters = inspect.signature(function).parameters
         return call

@@ -186,10 +186,12 @@ def stated_by(task: type[Task], given: Collection[str]) -> dict[str, Any]:
 
 
 def follow_task(config: TrainConfig, given: Collection[str]) -> TrainConfig:
-    """The configuration, with the task's settings for fields that are not given."""
+    """The configuration with its task, by default its network's, and the settings that the task states for fields that
+    are not given."""
     task = get_task(config.task)
+    task = task_for(get_model_entry(config.model if "model" in given else task.example_model).module, task.name)
     named = {"model": task.example_model, "data": task.example_data, **stated_by(task, given)}
-    return config.replace(**{name: value for name, value in named.items() if name not in given})
+    return config.replace(task=task.name, **{name: value for name, value in named.items() if name not in given})
 
 
 def implied_task(data: str, data_root: str | None) -> str | None:
@@ -319,17 +321,16 @@ def choose(
         raise UsageError(
             f"minutes is {config.minutes:g} with {processes} processes, which take one time; give --epochs."
         )
-    fixed = "task" in given or "model" in given
+    fixed, asked = "task" in given or "model" in given, config
     config = follow_task(config, given)
-    module = get_model_entry(config.model).module
-    task = task_for(module, config.task)
+    module, task = get_model_entry(config.model).module, get_task(config.task)
     if info is None:
         options = config.layout._replace(task=task.name if fixed else None, follows="task" not in given)
         inputs = module.input_kind
         info = dataset_info(config.data, config.data_root, inputs=inputs, unseen=task.unseen_classes, options=options)
     fitting = None if "task" in given or {*task.requires} <= {*info.fields} else task_with(info.fields)
     if fitting is not None and ("model" not in given or fitting.trains(module)):
-        config = follow_task(config.replace(task=fitting.name), given)
+        config = follow_task(asked.replace(task=fitting.name), given)
         task, module = fitting, get_model_entry(config.model).module
     facts = data_facts(info, training_images(config, info))
     stated = stated_by(task, given)

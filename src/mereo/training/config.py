@@ -28,7 +28,7 @@ from mereo.training.arguments import fit
 from mereo.training.option_values import LARGEST_NUMBER, ImageSize, ModelArguments, parse_size, read_yaml
 
 OPTIMIZERS = ("adamw", "adam", "sgd", "rmsprop")
-SCHEDULES = ("cosine", "exponential", "inverse", "constant")
+SCHEDULES = ("cosine", "exponential", "inverse", "constant", "plateau")
 SAMPLERS = ("shuffle", "balanced")
 _LONGEST_FILE = 2**20
 _LARGEST_SETTING = 1_000_000
@@ -40,7 +40,7 @@ _POSITIVE = (
     "decay_steps", "patience", "test_limit",
 )  # fmt: skip
 _RATES = ("weight_decay", "warmup_epochs", "warmup_start", "min_lr", "reconstruction_weight", "mixup", "cutmix")
-_NOT_NEGATIVE = (*_RATES, "adversarial", "warmup_steps", "freeze_layers")
+_NOT_NEGATIVE = (*_RATES, "adversarial", "warmup_steps", "freeze_layers", "plateau_patience", "plateau_cooldown")
 _LARGEST: dict[str, int] = {
     **dict.fromkeys(("lr", *_RATES), _LARGEST_SETTING),
     **dict.fromkeys(("warmup_steps", "freeze_layers"), LARGEST_NUMBER - 1),
@@ -74,6 +74,9 @@ class TrainConfig:
     label_column: tuple[str, ...] = ()
     """Column of the labels in a table of images, or several columns: of 0 and 1 for a label each, or of numbers to
     predict. By default found by its name, such as label or class."""
+    split_by: Literal["auto", "subject", "camera"] = "auto"
+    """What divides .skeleton files named as NTU RGB+D does for training and testing: subject (cross-subject, auto where
+    the files allow it) or camera (cross-view: cameras 2 and 3 are trained on, 1 is tested on)."""
     recipe: str | None = None
     """Published recipe to start from (listed by `mereo recipes`); by default none."""
     model_args: ModelArguments = field(default_factory=dict)
@@ -122,8 +125,9 @@ class TrainConfig:
     classifier the last one."""
     freeze_until: str | None = None
     """Module, such as stages.1, up to whose layer nothing is trained; by default none."""
-    schedule: Literal["cosine", "exponential", "inverse", "constant"] = "cosine"
-    """How the learning rate falls after the warm-up."""
+    schedule: Literal["cosine", "exponential", "inverse", "constant", "plateau"] = "cosine"
+    """How the learning rate falls after the warm-up; plateau multiplies it by --plateau-factor whenever the loss on the
+    held-out images, or of the training without any, has not improved for --plateau-patience epochs."""
     warmup_epochs: float = 1.0
     """Epochs over which the learning rate rises linearly to its peak."""
     warmup_steps: int | None = None
@@ -138,6 +142,12 @@ class TrainConfig:
     """For the exponential schedule, steps in which the rate falls smoothly by the factor; by default it falls at the
     start of each epoch. For cosine, steps from the warm-up to the lowest rate; by default all remaining steps. For
     inverse, steps after which the rate is half; by default 10,000."""
+    plateau_factor: float = 0.1
+    """Factor of the schedule plateau."""
+    plateau_patience: int = 10
+    """Epochs without a better loss that the schedule plateau accepts."""
+    plateau_cooldown: int = 0
+    """Epochs after each fall of the rate that the schedule plateau does not count."""
     clip_norm: float | None = None
     """Largest norm of the gradient, beyond which it is clipped; by default no clipping."""
     ema_decay: float | None = None
@@ -244,7 +254,7 @@ class TrainConfig:
         check_positive(**self._given(_POSITIVE))
         check_not_negative(**self._given(_NOT_NEGATIVE))
         check_probability(**self._given(("validation_fraction", "label_smoothing", "ema_decay")))
-        check_fraction(**self._given(("adversarial_share", "decay_rate", "layer_decay")))
+        check_fraction(**self._given(("adversarial_share", "decay_rate", "layer_decay", "plateau_factor")))
         for name, value in self._given(_LARGEST).items():
             if value > _LARGEST[name]:
                 raise UsageError(f"{name} is {value}; it must be at most {_LARGEST[name]:,}.")
@@ -274,7 +284,7 @@ class TrainConfig:
     @property
     def layout(self) -> LayoutOptions:
         """What is stated of the layout of a folder or table of images."""
-        return LayoutOptions(self.classes, self.label_column, self.task)
+        return LayoutOptions(self.classes, self.label_column, self.task, split_by=self.split_by)
 
     def _given(self, names: Iterable[str]) -> dict[str, Any]:
         """The named fields that are not None, by name."""

@@ -1,7 +1,9 @@
 """The learning rate as a pure function of the step, or, in a training of a given time, of the step and that time."""
 
 import math
+from collections.abc import Mapping, Sequence
 from time import monotonic, process_time
+from typing import Any
 
 from mereo.training.config import TrainConfig
 
@@ -100,6 +102,7 @@ def learning_rate(config: TrainConfig, step: int, steps_per_epoch: int, share: f
     exponential  lr rate^(step / decay_steps), or lr rate^epoch without decay_steps
     inverse      lr / (1 + step / decay_steps), 10,000 steps by default
     constant     lr
+    plateau      lr, times `plateau_share` of the epochs so far
 
     Args:
         share: of a given time that has passed. Then t of a cosine without decay_steps is this share from the first step
@@ -113,7 +116,7 @@ def learning_rate(config: TrainConfig, step: int, steps_per_epoch: int, share: f
     if config.schedule == "cosine" and config.decay_steps is None and share is not None:
         total = max(config.epochs * steps_per_epoch, 1)
         return config.min_lr + max(peak - config.min_lr, 0.0) * (1 + math.cos(math.pi * max(share, step / total))) / 2
-    if step < warmup or config.schedule == "constant":
+    if step < warmup or config.schedule in ("constant", "plateau"):
         return peak
     if config.schedule == "inverse":
         return max(config.lr / (1 + (step - warmup) / (config.decay_steps or HALVED)), config.min_lr)
@@ -123,3 +126,22 @@ def learning_rate(config: TrainConfig, step: int, steps_per_epoch: int, share: f
     total = config.decay_steps or max(config.epochs * steps_per_epoch - warmup, 1)
     t = min((step - warmup) / total, 1.0)
     return config.min_lr + max(config.lr - config.min_lr, 0.0) * (1 + math.cos(math.pi * t)) / 2
+
+
+def plateau_share(config: TrainConfig, history: Sequence[Mapping[str, Any]]) -> float:
+    """The part of the rate that the schedule plateau leaves after some epochs; 1 for other schedules.
+
+    It is a function of their losses alone, so a resumed training continues with the same rate.
+    """
+    if config.schedule != "plateau" or not history:
+        return 1.0
+    from torch import optim, zeros
+
+    optimizer = optim.SGD([zeros(1)], config.lr)
+    scheduler = optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, factor=config.plateau_factor, patience=config.plateau_patience, cooldown=config.plateau_cooldown,
+        min_lr=min(config.min_lr, config.lr),
+    )  # fmt: skip
+    for row in history:
+        scheduler.step(row["train_loss"] if row["val_loss"] is None else row["val_loss"])
+    return float(optimizer.param_groups[0]["lr"] / config.lr)

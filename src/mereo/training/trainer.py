@@ -59,7 +59,7 @@ from mereo.training.regularisers import regularise
 from mereo.training.report import Report, draw_curves, reading_progress, write_history
 from mereo.training.results import RunResult, still_improving
 from mereo.training.run_folder import RunFolder, claimed
-from mereo.training.schedule import EVALUATION, GUESSED, SINGLE, Clock, learning_rate
+from mereo.training.schedule import EVALUATION, GUESSED, SINGLE, Clock, learning_rate, plateau_share
 from mereo.training.setup import Setup, describe_setup, prepare, uneven_classes
 from mereo.training.threads import Threads, threads_kept
 from mereo.training.trackers import TENSORBOARD, Trackers, check_trackers
@@ -163,7 +163,7 @@ class Trainer:
         self.columns = tuple(dict.fromkeys((*self.task.columns, f"val_{self.chosen_by}", *added)))
         self.history: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None
-        self.seconds = self.rate = 0.0
+        self.seconds, self.rate, self.reduced = 0.0, 0.0, 1.0
         self.clock, self.epochs = clock or Clock(), self.config.epochs
         self.provenance = {
             "data": describe_data(self.splits),
@@ -232,6 +232,7 @@ class Trainer:
 
         The epoch ends early when a given time is up.
         """
+        self.reduced = plateau_share(self.config, self.history)
         if first == 0:
             self.plain_objective.begin_epoch(self._of_epoch(epoch))
         order = self.sampler(epoch)
@@ -316,7 +317,9 @@ class Trainer:
         config, number, parts = self.config, epoch * self.steps + step, self.config.accumulate
         self.plain_objective.at_step(number, self.epochs * self.steps)
         torch.manual_seed(derived_seed(config.seed, "dropout", number, self.rank))
-        self.rate = learning_rate(config, number, self.steps, self.clock.share) if rate is None else rate
+        if rate is None:
+            rate = self.reduced * learning_rate(config, number, self.steps, self.clock.share)
+        self.rate = rate
         share = self.clock.share if self.clock.total is not None else number / max(self.epochs * self.steps, 1)
         for group in self.optimizer.param_groups:
             group["lr"] = group_rate(group, self.rate, share or 0.0)

@@ -16,7 +16,7 @@ from mereo.explain.deletion import rank_correlation
 from mereo.explain.observation import normalised, observe
 from mereo.explain.saliency.methods import Saliency, method_of, saliency_map
 from mereo.explain.saliency.signals import Layers, usable
-from mereo.explain.target import Target, resolve_target, value_of
+from mereo.explain.target import Target, of_classes, resolve_target, value_of
 from mereo.explain.wording import bars_of, kind_of
 from mereo.inference.mode import evaluating
 from mereo.models import VisionModel
@@ -194,7 +194,7 @@ def check_saliency(
     maps = saliency_map(model, images, target, layers, method=method)
     shuffled = randomised_weights(model, images, target, layers, method=method, seed=seed)
     observed = observe(model, images, target=target)
-    classes = observed.model.output_kind == "scores" and observed.scores.shape[1] > 1
+    classes = of_classes(observed.model) and observed.model.output_kind == "scores" and observed.scores.shape[1] > 1
     sensitive = class_sensitivity(model, images, layers, method=method) if classes else None
     generator, (height, width) = torch.Generator().manual_seed(seed), maps.shape[1:]
     shifts = [torch.randint(side // 4, side - side // 4, (len(maps),), generator=generator) for side in (height, width)]
