@@ -126,11 +126,16 @@ def _datasets() -> Rows:
 def _tasks() -> Rows:
     from mereo.tasks import TASKS
 
+    def metrics(task: Any) -> str:
+        final = task().metrics()
+        final.final = True
+        return ", ".join(final.compute())
+
     return [
         {
             "name": name,
             "needs": ", ".join(task.requires),
-            "metrics": ", ".join(task().metrics().compute()),
+            "metrics": metrics(task),
             "best epoch by": " ".join(task.chooses),
             "losses": ", ".join(task.losses) or "-",
             "what": (inspect.getdoc(task) or "").partition("\n")[0],

@@ -152,7 +152,10 @@ class Metrics(ABC):
     Attributes:
         state: float64 (size,).
         rows: float32 (n, columns) of each batch, on the CPU.
+        final: whether intervals, and metrics that take long, are wanted; set before the first update.
     """
+
+    final = False
 
     def __init__(self, size: int = 0) -> None:
         self.state = torch.zeros(size, dtype=torch.float64)
