@@ -14,6 +14,7 @@ from mereo.runtime.printing import say
 
 if TYPE_CHECKING:
     from mereo.models import ModelEntry
+    from mereo.tasks import Task
 
 Rows = list[dict[str, str]]
 _UNITS = {1e3: "k", 1e6: "M", 1e9: "G", 1e12: "T"}
@@ -126,7 +127,7 @@ def _datasets() -> Rows:
 def _tasks() -> Rows:
     from mereo.tasks import TASKS
 
-    def metrics(task: Any) -> str:
+    def metrics(task: type[Task]) -> str:
         final = task().metrics()
         final.final = True
         return ", ".join(final.compute())

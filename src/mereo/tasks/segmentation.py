@@ -22,9 +22,10 @@ from mereo.tasks.boundary_distance import boundary_distances
 from mereo.tasks.interval import resampled
 from mereo.tasks.mask_pictures import PALETTE, draw_masks
 
-_LEAST_OVERLAP, _NO_DISTANCE = 1e-6, -1.0
-"""Added to the areas of a class, so that no gradient is infinite where the class is absent; kept in place of an infinite
-distance."""
+_LEAST_OVERLAP = 1e-6
+"""Added to the areas of a class, so that no gradient is infinite where the class is absent."""
+_NO_DISTANCE = -1.0
+"""Kept in place of an infinite distance."""
 
 
 @dataclass(frozen=True)
