@@ -251,9 +251,12 @@ def decode_pair(
     colours: Colours = (),
     reduce: bool = False,
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """An image and its mask; ValueError unless they have one size and the mask has only indices of classes."""
+    """An image and its mask; ValueError unless they have one shape and the mask has only indices of classes.
+
+    A mask may be smaller or larger than its image, in proportion to within half a pixel.
+    """
     whole, shown = decode_mask(mask, colours), header_size(image)
-    if whole.shape != shown:
+    if 2 * abs(whole.shape[0] * shown[1] - whole.shape[1] * shown[0]) > max(shown):
         raise ValueError(f"its mask is {whole.shape[0]} x {whole.shape[1]}, and the image {shown[0]} x {shown[1]}")
     known = whole[whole != VOID]
     if known.size and int(known.max()) >= classes:
