@@ -196,7 +196,7 @@ def implied_task(data: str, data_root: str | None) -> str | None:
     """The task of images that have no classes, such as numbers or masks; None for images with classes, and for other
     data."""
     try:
-        fields = dataset_info(data, data_root, options=TrainConfig().layout._replace(follows=True)).fields
+        fields = dataset_info(data, data_root, options=TrainConfig().layout._replace(task=None, follows=True)).fields
     except UsageError:
         return None
     fitting = None if "labels" in fields else task_with(fields)
