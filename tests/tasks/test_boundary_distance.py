@@ -84,5 +84,10 @@ def test_a_class_that_only_one_mask_has_is_counted_as_missed() -> None:
     values, ranges = metrics.compute(), metrics.intervals()
     assert values["boundary_distance"] == pytest.approx(sum(distances) / len(distances), abs=1e-6)
     assert values["boundary_missed"] == pytest.approx(sum(missed) / len(missed))
+    nothing = SegmentationMetrics(4)
+    nothing.final = True
+    nothing.update(torch.eye(4)[0].view(1, 4, 1, 1).expand(5, 4, 4, 4), Batch(masks=masks))
+    found = nothing.compute()
+    assert (found["boundary_distance"], found["boundary_missed"]) == (pytest.approx(32**0.5), 1)
     assert ranges.keys() == values.keys()
     assert all(low <= values[name] <= high for name, (low, high) in ranges.items())

@@ -4,6 +4,7 @@ Source of the overlap loss: Milletari, Navab, Ahmadi 2016, arXiv:1606.04797, sec
 """
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,7 +132,8 @@ class SegmentationMetrics(Metrics):
 
     boundary_distance: mean `boundary_distance` over the images and the classes but the first, the background, wherever
     both the mask and the prediction have the class.   boundary_missed: the share of these images and classes, wherever
-    either has the class, in which only one has it; MONAI takes this distance as infinite.
+    either has the class, in which only one has it; MONAI takes this distance as infinite. If that is all of them, the
+    distance is the diagonal of the images.
 
     Args:
         num_classes: how many there are.
@@ -139,7 +141,7 @@ class SegmentationMetrics(Metrics):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__(3 * num_classes)
-        self.num_classes = num_classes
+        self.num_classes, self.diagonal = num_classes, 0.0
 
     def update(self, outputs: Tensor, batch: Batch) -> None:
         assert batch.masks is not None
@@ -151,6 +153,7 @@ class SegmentationMetrics(Metrics):
         areas = torch.cat([_areas(each, classes) for each in (right, masks, predicted)], 1)
         self.add(areas.sum(0))
         if self.final:
+            self.diagonal = math.hypot(*masks.shape[1:])
             distances = boundary_distances(predicted, masks, classes)
             self.keep(areas, distances.nan_to_num(posinf=_NO_DISTANCE).to(areas.device))
 
@@ -171,9 +174,11 @@ class SegmentationMetrics(Metrics):
         areas, distances = rows.split((3 * self.num_classes, self.num_classes - 1), 1)
         either = areas.unflatten(1, (3, -1))[:, 1:, 1:].sum(1) > 0
         both = distances != _NO_DISTANCE
+        if not bool(both.any()):
+            return {"boundary_distance": self.diagonal * bool(either.any()), "boundary_missed": float(either.any())}
         return {
-            "boundary_distance": ((distances * both).sum() / both.sum().clamp(min=1)).item(),
-            "boundary_missed": 1 - (both.sum() / either.sum()).item() if bool(either.any()) else 0.0,
+            "boundary_distance": distances[both].mean().item(),
+            "boundary_missed": 1 - (both.sum() / either.sum()).item(),
         }
 
     def compute(self) -> dict[str, float]:
