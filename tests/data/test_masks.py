@@ -94,7 +94,7 @@ def test_masks_of_half_the_size_are_those_of_the_resized_images(tmp_path: Path) 
     write(tmp_path, "{}", 6)
     for file in (tmp_path / "images").iterdir():
         with Image.open(file) as image:
-            image.resize((2 * SIDE + 1, 2 * SIDE)).save(file)
+            image.resize((40 * SIDE + 1, 40 * SIDE)).save(file)
     with pytest.warns(UserWarning, match="no test split"):
         splits = load_splits(str(tmp_path), img_size=SIDE, validation_fraction=0.0)
     assert splits.skipped == 0 and len(splits.train) + len(splits.test) == 6
