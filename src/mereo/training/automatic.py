@@ -53,6 +53,9 @@ FASTER, TIMED_SECONDS = 0.8, 0.45
 """bfloat16 is chosen if a step takes at most this share of its time; seconds spent on measuring that."""
 FINE_TUNING, WARMUP_STEPS = 1 / 3, 20
 """Factor of the rate if weights are given; least steps of a warm-up."""
+PAIR, IDENTITIES = 1.5, 20
+"""Images of an identity that must be held out to find one by another, or else identities; with fewer the last epoch
+counts."""
 SHOWN = 20
 """Classes that are listed by name."""
 
@@ -386,6 +389,12 @@ def choose(
         chooser.put("sampler", "balanced", "classes of very different sizes")
     if facts.classes and max(facts.classes.values()) < 2 and not config.paper_protocol:
         chooser.put("validation_fraction", 0.0, "no class has two images")
+    if task.unseen_classes and facts.classes and "validation" not in info.splits and not config.paper_protocol:
+        # Images whose identity no other held-out image has find nothing, and a few identities are always found.
+        fraction, trained = config.validation_fraction, 1 - test_fraction(info.splits)
+        alike = max(facts.classes.values()) * trained * fraction
+        if alike < PAIR and len(facts.classes) * fraction < IDENTITIES:
+            chooser.put("validation_fraction", 0.0, "too few images of an identity to choose the epoch by")
     return Automatic(chooser.config, info, facts, chooser.reasons, expected, tuple(stated))
 
 
