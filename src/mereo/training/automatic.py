@@ -337,8 +337,11 @@ def choose(
     facts = data_facts(info, training_images(config, info))
     stated = stated_by(task, given)
     chooser = Chooser(config, {*given, *stated}, facts)
-    if facts.colour and task.colour_model and not {"model", "model_args", "weights"} & {*given}:
-        chooser.put("model", task.colour_model, "images in colour")
+    if not {"model", "model_args", "weights"} & {*given}:
+        if facts.colour and task.colour_model:
+            chooser.put("model", task.colour_model, "images in colour")
+        elif task.large_model and (facts.largest or 0) >= LARGE and info.path is not None:
+            chooser.put("model", task.large_model, f"images of up to {facts.largest} pixels")
     # Before anything is measured, so that an invalid setting is reported at once.
     plan, entry = make_plan(chooser.config, info), get_model_entry(chooser.config.model)
     facts = chooser.facts = replace(facts, images=training_images(config, plan.info))
