@@ -37,6 +37,7 @@ NAMES = (
     "ninformer",
     "normgrad",
     "oat",
+    "plain_baselines",
     "pldr_llm",
     "pointer_network",
     "probabilistic_capsules",

@@ -193,7 +193,7 @@ class Embedding(Task):
     unseen_classes = True
     Options = EmbeddingOptions
     example_model = "embedding_resnet20"
-    large_model = "resnet14_64"
+    large_model: ClassVar[str | None] = "resnet14_64"
     example_data = "glyphs"
     settings: ClassVar[Mapping[str, Any]] = {"batch_size": 128}
     example_settings: ClassVar[Mapping[str, Any]] = {"epochs": 6}
