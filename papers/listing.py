@@ -38,6 +38,7 @@ NAMES = (
     "ninformer",
     "normgrad",
     "oat",
+    "plain_baselines",
     "pldr_llm",
     "pointer_network",
     "probabilistic_capsules",

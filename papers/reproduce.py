@@ -54,9 +54,11 @@ def _list() -> None:
 
 def given_options(options: ReproduceOptions) -> dict[str, Any]:
     """The given options of those that only some studies and experiments use."""
-    values = {name: getattr(options, name) for name in (*STUDY_OPTIONS, "images")}
+    values = {name: getattr(options, name) for name in (*STUDY_OPTIONS, "images", "minutes")}
     given = {name: value for name, value in values.items() if value not in (None, ())}
-    check_positive(**{k: given[k] for k in ("seeds", "epochs", "limit", "batch_size", "images") if k in given})
+    check_positive(
+        **{k: given[k] for k in ("seeds", "epochs", "limit", "batch_size", "images", "minutes") if k in given}
+    )
     return given
 
 

@@ -22,6 +22,7 @@ class Settings:
         data, data_root, epochs, warmup_epochs, limit, batch_size, seeds, device: as in `mereo train`.
         variants: of a study that the experiment trains; all when empty.
         images: test images to work on.
+        minutes: of a training, as in `mereo train`.
         say: called with lines of progress.
     """
 
@@ -36,6 +37,7 @@ class Settings:
     device: str | None = None
     variants: tuple[str, ...] = ()
     images: int | None = None
+    minutes: float | None = None
     say: Callable[[str], None] = field(default=print, repr=False)
 
     def chosen(self, names: Iterable[str]) -> list[str]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from scipy.ndimage import binary_erosion, distance_transform_edt
 from torch import Tensor
 
 import mereo
@@ -17,6 +16,7 @@ from mereo.data import Augmentation, Batch
 from mereo.data.images import Images
 from mereo.pictures import new_figure, save_figure
 from mereo.tasks.base import Objective
+from mereo.tasks.boundary_distance import boundary_distance
 from mereo.tasks.mask_pictures import overlay
 from mereo.tasks.segmentation import SegmentationObjective
 from papers.common.fitting import batches, fit
@@ -53,14 +53,6 @@ def make(name: str, classes: int, shape: tuple[int, ...], seed: int) -> Any:
 def overlap(found: Tensor, true: Tensor) -> float:
     """Dice of two sets of pixels."""
     return 2 * int((found & true).sum()) / int(found.sum() + true.sum())
-
-
-def boundary_distance(found: Tensor, true: Tensor) -> float:
-    """The mean distance in pixels from the edge of either set of pixels to the edge of the other."""
-    edges = [mask & ~binary_erosion(mask) for mask in (found.numpy(), true.numpy())]
-    far = [distance_transform_edt(~edge) for edge in edges]
-    apart = [*far[1][edges[0]], *far[0][edges[1]]]
-    return float(sum(apart) / len(apart))
 
 
 @torch.inference_mode()

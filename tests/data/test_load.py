@@ -182,6 +182,15 @@ def test_where_test_images_show_new_identities_held_out_images_do_too(make_folde
     assert not {*splits.validation.strata.tolist()} & {*splits.train.strata.tolist()}
 
 
+def test_of_identities_with_few_images_whole_ones_are_held_out(make_folder: Callable[..., Path]) -> None:
+    folder = make_folder(*(f"{name}=5" for name in "abcdef"))
+    for unseen, held in ((True, {4}), (False, {1})):
+        with pytest.warns(UserWarning, match="no test split"):
+            splits = load_splits(str(folder), img_size=8, unseen=unseen)
+        assert splits.validation is not None and {*splits.validation.strata.bincount().tolist()} - {0} == held
+        assert bool({*splits.validation.strata.tolist()} & {*splits.train.strata.tolist()}) is not unseen
+
+
 @pytest.mark.long
 def test_the_import_is_light() -> None:
     heavy = ("torchvision", "matplotlib", "rich", "sklearn", "scipy", "PIL")

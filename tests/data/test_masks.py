@@ -81,6 +81,25 @@ def test_every_layout_serves_masks_of_their_images(tmp_path: Path, layout: str, 
     check(plain.images, plain.masks)
 
 
+def test_the_only_other_folder_beside_masks_holds_their_images(tmp_path: Path) -> None:
+    write(tmp_path, "{}", 6)
+    (tmp_path / "images").rename(tmp_path / "Training_Images")
+    (tmp_path / "masks").rename(tmp_path / "Ground_Truth")
+    assert dataset_info(str(tmp_path)).fields == ("images", "masks")
+    (tmp_path / "Training_Images").rename(tmp_path / "cats")  # now two classes
+    assert "labels" in dataset_info(str(tmp_path)).fields
+
+
+def test_masks_of_half_the_size_are_those_of_the_resized_images(tmp_path: Path) -> None:
+    write(tmp_path, "{}", 6)
+    for file in (tmp_path / "images").iterdir():
+        with Image.open(file) as image:
+            image.resize((40 * SIDE + 1, 40 * SIDE)).save(file)
+    with pytest.warns(UserWarning, match="no test split"):
+        splits = load_splits(str(tmp_path), img_size=SIDE, validation_fraction=0.0)
+    assert splits.skipped == 0 and len(splits.train) + len(splits.test) == 6
+
+
 def test_masks_are_cut_and_resized_as_their_images(tmp_path: Path) -> None:
     for kind in ("images", "masks"):
         (tmp_path / kind).mkdir()

@@ -63,6 +63,8 @@ def test_retrieval_is_that_of_loops_over_all_batches_in_any_order() -> None:
     expected["mean_average_precision"] = sum(precisions) / 13
     expected["triplet_accuracy"] = sum(nearer) / len(nearer)
     assert found[0] == pytest.approx(expected) and found[1] == pytest.approx(expected)
+    for name, (low, high) in metrics.intervals().items():
+        assert low <= expected[name] <= high and low < high
 
 
 def test_clusters_are_compared_with_the_identities_in_any_order() -> None:

@@ -93,7 +93,7 @@ def test_a_folder_is_trained_evaluated_predicted_and_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("mereo.tasks.rows.RESAMPLES", 20)
+    monkeypatch.setattr("mereo.tasks.interval.RESAMPLES", 20)
     data = str(folder_of_labels(tmp_path / "data"))
     run = mereo.train(data=data, epochs=2, batch_size=8, img_size=8, device="cpu", tensorboard=False, lr=0.01)
     first = capsys.readouterr().out.splitlines()[0]

@@ -109,7 +109,7 @@ OPTIONS = {"batch_size": 8, "img_size": 8, "device": "cpu", "tensorboard": False
 def test_a_table_is_trained_evaluated_and_predicted_in_its_units(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mereo.tasks.rows.RESAMPLES", 20)
+    monkeypatch.setattr("mereo.tasks.interval.RESAMPLES", 20)
     data = folder_of_numbers(tmp_path / "data")
     run = mereo.train(data=str(data), epochs=3, output=str(tmp_path), **OPTIONS)
     assert run.task.name == "regression"
@@ -133,7 +133,7 @@ def test_a_table_is_trained_evaluated_and_predicted_in_its_units(
 def test_arrays_with_numbers_or_several_labels_are_trained_and_evaluated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mereo.tasks.rows.RESAMPLES", 2)
+    monkeypatch.setattr("mereo.tasks.interval.RESAMPLES", 2)
     pixels = np.random.default_rng(0).integers(0, 256, (40, 8, 8), np.uint8)
     brightness = pixels.reshape(40, -1).mean(1)
     bits = np.stack([brightness > brightness.mean(), pixels[:, 0, 0] > 99], 1).astype(int)
@@ -161,7 +161,7 @@ def test_an_exported_file_of_pixels_gives_the_numbers_in_their_units() -> None:
 def test_a_resumed_training_repeats_an_uninterrupted_one_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mereo.tasks.rows.RESAMPLES", 2)
+    monkeypatch.setattr("mereo.tasks.interval.RESAMPLES", 2)
     data = folder_of_numbers(tmp_path / "data")
 
     def train(name: str, **options: object) -> mereo.api.Training:

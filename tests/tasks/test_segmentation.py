@@ -118,7 +118,10 @@ def test_a_folder_of_pictures_trains_evaluates_predicts_and_exports(
         assert (np.asarray(found) == np.asarray(true))[inside].mean() > 0.9
     assert Path("predicted/predictions.png").stat().st_size
     assert main(["evaluate", "runs/run", "--out", "report"]) == 0
-    metrics = json.loads(Path("report/report.json").read_text())["models"]["run"]["metrics"]
+    report = json.loads(Path("report/report.json").read_text())["models"]["run"]
+    metrics, intervals = report["metrics"], report["intervals"]
+    for name in ("mean_iou", "dice", "boundary_distance"):
+        assert intervals[name][0] <= metrics[name] <= intervals[name][1]
     assert metrics["mean_iou"] == pytest.approx(results["test_best"]["mean_iou"], abs=1e-6)
     assert main([*words, "--dry-run"]) == 0
     assert main(["export", "runs/run", "--to", "torch", "--out", "exported"]) == 0

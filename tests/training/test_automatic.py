@@ -202,6 +202,21 @@ def test_images_in_colour_get_the_network_that_the_task_states_for_them(tmp_path
         assert choose(config, {*fixed, name}).config.model == "mspcaps_tiny"
 
 
+def test_few_images_of_few_identities_choose_no_epoch(tmp_path, monkeypatch):
+    faces = folder(tmp_path / "faces", 4, 4, colours)
+    given = {"task": "embedding", "data": str(faces), "epochs": 1}
+    config = choose(TrainConfig(**given), given).config
+    assert config.model == TASKS["embedding"].example_model and config.validation_fraction == 0
+    for file in faces.rglob("*.png"):
+        with Image.open(file) as image:
+            image.convert("L").resize((70, 80)).save(file)
+    assert choose(TrainConfig(**given), given).config.model == TASKS["embedding"].large_model
+    kept = {**given, "validation_fraction": 0.2}
+    assert choose(TrainConfig(**kept), kept).config.validation_fraction == 0.2
+    monkeypatch.setattr("mereo.training.automatic.IDENTITIES", 0)
+    assert choose(TrainConfig(**given), given).config.validation_fraction == TrainConfig.validation_fraction
+
+
 @pytest.mark.parametrize("task", [*TASKS])
 def test_every_task_gets_settings(task):
     """What a task states is kept, and the rest is chosen as for any other."""

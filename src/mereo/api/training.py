@@ -126,8 +126,9 @@ def _started(given: Mapping[str, Any]) -> TrainConfig:
         own = {name: given.get(name, getattr(TrainConfig(), name)) for name in ("name", "output")}
         named = {name: given[name] for name in ("model", "data") if name in given}
         candidates = [base.replace(**named, **own)]
-        if "model" not in given and (colour := get_task(base.task).colour_model) is not None:
-            candidates.append(candidates[0].replace(model=colour))
+        task = get_task(base.task)
+        if "model" not in given:
+            candidates += [candidates[0].replace(model=name) for name in (task.colour_model, task.large_model) if name]
         folders = [folder for candidate in candidates if (folder := folder_to_resume(candidate)).config.exists()]
         if folders:
             folder = max(folders, key=lambda found: found.config.stat().st_mtime)

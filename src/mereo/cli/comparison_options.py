@@ -106,6 +106,8 @@ class ReproduceOptions:
     """Largest number of training images; by default all."""
     images: int | None = None
     """Number of test images of an experiment; by default the experiment's."""
+    minutes: float | None = None
+    """Time of each training of an experiment that goes by the clock; by default the experiment's."""
     batch_size: int | None = None
     """Images per optimiser step; by default the recipe's."""
     device: str | None = None

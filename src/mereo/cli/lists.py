@@ -14,6 +14,7 @@ from mereo.runtime.printing import say
 
 if TYPE_CHECKING:
     from mereo.models import ModelEntry
+    from mereo.tasks import Task
 
 Rows = list[dict[str, str]]
 _UNITS = {1e3: "k", 1e6: "M", 1e9: "G", 1e12: "T"}
@@ -126,11 +127,16 @@ def _datasets() -> Rows:
 def _tasks() -> Rows:
     from mereo.tasks import TASKS
 
+    def metrics(task: type[Task]) -> str:
+        final = task().metrics()
+        final.final = True
+        return ", ".join(final.compute())
+
     return [
         {
             "name": name,
             "needs": ", ".join(task.requires),
-            "metrics": ", ".join(task().metrics().compute()),
+            "metrics": metrics(task),
             "best epoch by": " ".join(task.chooses),
             "losses": ", ".join(task.losses) or "-",
             "what": (inspect.getdoc(task) or "").partition("\n")[0],

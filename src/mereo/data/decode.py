@@ -241,6 +241,10 @@ def _convert(image: "Image", size: tuple[int, int], channels: int) -> npt.NDArra
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
+_SAME_SHAPE = 0.005
+"""Share by which the proportions of the sides of a mask and its image may differ."""
+
+
 def decode_pair(
     image: BinaryIO,
     mask: BinaryIO,
@@ -251,9 +255,12 @@ def decode_pair(
     colours: Colours = (),
     reduce: bool = False,
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """An image and its mask; ValueError unless they have one size and the mask has only indices of classes."""
+    """An image and its mask; ValueError unless they have one shape and the mask has only indices of classes.
+
+    A mask may be smaller or larger than its image, in proportion; sides of whole pixels are so only nearly.
+    """
     whole, shown = decode_mask(mask, colours), header_size(image)
-    if whole.shape != shown:
+    if abs(whole.shape[0] * shown[1] - whole.shape[1] * shown[0]) > _SAME_SHAPE * whole.shape[1] * shown[0]:
         raise ValueError(f"its mask is {whole.shape[0]} x {whole.shape[1]}, and the image {shown[0]} x {shown[1]}")
     known = whole[whole != VOID]
     if known.size and int(known.max()) >= classes:

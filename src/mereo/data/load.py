@@ -76,8 +76,12 @@ def load_size(img_size: tuple[int, int], crop_pct: float) -> tuple[int, int]:
     return round(height / crop_pct), round(width / crop_pct)
 
 
-def _plan(splits: dict[str, RawSplit], validation_fraction: float, seed: int, limit: int | None) -> dict[str, RawSplit]:
+def _plan(
+    splits: dict[str, RawSplit], validation_fraction: float, seed: int, limit: int | None, identities: bool = False
+) -> dict[str, RawSplit]:
     """The division of images into splits, before any is decoded.
+
+    Of identities, held-out images without two of one identity would find nothing: then whole identities are held out.
 
     The limit is applied last: images held out with it are also held out without it, and are never trained on.
     """
@@ -88,6 +92,8 @@ def _plan(splits: dict[str, RawSplit], validation_fraction: float, seed: int, li
         # Where test images show new identities only, held-out images do so too.
         new = len(tested) > 0 and not bool(torch.isin(tested, labels).any())
         kept, held = (hold_out_classes if new else hold_out)(labels, validation_fraction, seed)
+        if identities and len(held) and int(labels[held].bincount().max()) < 2:
+            kept, held = hold_out_classes(labels, validation_fraction, seed)
         if not len(held):
             raise UsageError(
                 f"validation_fraction is {validation_fraction}, but no class has two training images; it must be 0."
@@ -134,9 +140,9 @@ def load_splits(
         length: number of tokens or points that the model takes, None for images: a path is then one of text.
         in_chans: channels of the images, 1 or 3; the channels of the data set when None.
         crop_pct: side of the model's image over side of the stored one; below 1 batches are cropped.
-        validation_fraction: of the training images, held out with classes in proportion; where test images are of
-            other classes, of the training classes. 0 holds out none. Data with both val and test is not divided
-            further.
+        validation_fraction: of the training images, held out with classes in proportion; of the training classes where
+            test images are of other classes, and of identities of which no two images would be held out. 0 holds out
+            none. Data with both val and test is not divided further.
         seed: of the choice of held-out images and of the limit. Test images and their pairs do not depend on it.
         strict: whether a file that cannot be read is an error, rather than skipped with a warning.
         limit: largest number of training images, with classes in proportion; held-out images are reduced in proportion,
@@ -151,7 +157,7 @@ def load_splits(
             memory; when None, this is done for tar files, tables and the Hugging Face hub, but not for folders.
         progress: called with (images done, images in total).
         info: of the same data, from `dataset_info`; then a folder is not scanned again.
-        unseen: whether other splits of a path may have classes that its training images do not have.
+        unseen: whether other splits may have classes that the training images do not have, as identities do.
         options: what is stated of the layout of a path, such as where the classes are; not needed with `info`.
     """
     wanted = Wanted(
@@ -302,7 +308,7 @@ def _chosen_splits(dataset: RawDataset, wanted: Wanted, only: str | None) -> dic
     """All splits, or only one; "whole" is for evaluating a trained network."""
     if only == "whole":
         return {only: for_evaluation(dataset.splits)}
-    plan = _plan(dataset.splits, wanted.validation_fraction, wanted.seed, wanted.limit)
+    plan = _plan(dataset.splits, wanted.validation_fraction, wanted.seed, wanted.limit, wanted.unseen)
     if wanted.test_limit is not None and wanted.test_limit < len(plan["test"]):
         _, chosen = stratified(plan["test"].labels, wanted.test_limit, TEST_SEED)
         plan["test"] = plan["test"].take(chosen)

@@ -17,7 +17,7 @@ from mereo.data.contents import Contents, name_of, suffix_of
 from mereo.data.decode import VOID, Colours, decode_mask
 from mereo.data.encoded import FileSplit
 from mereo.data.files import Layout
-from mereo.data.names import IMAGE_SUFFIXES, SPLITS, split_of
+from mereo.data.names import IMAGE_SUFFIXES, SPLITS, is_part, split_of
 from mereo.data.trees import Tree
 from mereo.errors import UsageError
 
@@ -62,9 +62,15 @@ def _children(contents: Contents, place: str) -> dict[str, str]:
 
 
 def _pair(contents: Contents, folders: Mapping[str, str]) -> tuple[str, str] | None:
-    """The folder of images and the folder of masks; both hold images."""
-    images = next((folders[name] for name in IMAGE_FOLDERS if name in folders), None)
+    """The folder of images and the folder of masks; both hold images.
+
+    Beside masks, the only other folder of images is theirs if its name has words for parts only: Training_Images/.
+    """
     masks = next((folders[n] for n in MASK_FOLDERS if n in folders and contents.images[folders[n]]), None)
+    images = next((folders[name] for name in IMAGE_FOLDERS if name in folders), None)
+    others = [place for place in folders.values() if place != masks and contents.images[place]]
+    if images is None and len(others) == 1 and is_part(name_of(others[0])):
+        images = others[0]
     return None if images is None or masks is None else (images, masks)
 
 

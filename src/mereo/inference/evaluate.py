@@ -135,7 +135,7 @@ def evaluate(
         rank, processes: this process's share; `reduce` then sums the totals over the processes, and `gather` joins
             the rows that the metrics keep.
         autocast: makes the context in which the model runs.
-        intervals: also compute the intervals of the metrics.
+        intervals: also compute the intervals of the metrics, and metrics that take long.
     """
     task = Classification(split.class_names) if task is None else task
     device, cfg = next(model.parameters()).device, model.pretrained_cfg
@@ -143,6 +143,7 @@ def evaluate(
     # count, loss, entries whose outputs are not finite
     totals = torch.zeros(3, dtype=precise(device), device=device)
     metrics = task.metrics()
+    metrics.final = intervals
     with modes_kept(model):
         model.eval()
         for served in batches(split, batch_size, device, crop, rank, processes):

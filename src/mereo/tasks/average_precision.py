@@ -4,8 +4,6 @@ Source: Lin et al. 2014, arXiv:1405.0312, and the evaluation of its API, which g
 crowds. The API needs all images at once; here an image becomes one row, so that rows of batches and processes join.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -85,10 +83,3 @@ def pack(correct: Tensor) -> Tensor:
 def unpack(numbers: Tensor) -> Tensor:
     """The inverse of `pack`."""
     return (numbers.long().unsqueeze(-1) >> torch.arange(len(OVERLAPS)) & 1).bool()
-
-
-def resampled(figures: Sequence[dict[str, float]], share: float = 0.95) -> dict[str, tuple[float, float]]:
-    """The central interval of each figure over resamples."""
-    ends = torch.tensor([(1 - share) / 2, (1 + share) / 2], dtype=torch.float64)
-    columns = {name: torch.tensor([row[name] for row in figures], dtype=torch.float64) for name in figures[0]}
-    return {name: (low, high) for name, values in columns.items() for low, high in [values.quantile(ends).tolist()]}

@@ -153,7 +153,10 @@ class Metrics(ABC):
     Attributes:
         state: float64 (size,).
         rows: float32 (n, columns) of each batch, on the CPU.
+        final: whether intervals, and metrics that take long, are wanted; set before the first update.
     """
+
+    final = False
 
     def __init__(self, size: int = 0) -> None:
         self.state = torch.zeros(size, dtype=torch.float64)
@@ -235,7 +238,8 @@ class Task(ABC):
         may_mirror: whether mirrored images mean the same, so that they may be trained on.
         losses: names that `loss` may take in a configuration; empty where the task has one loss only.
         example_model: a network of the catalogue that it can train, the default of `mereo train --task NAME`.
-        colour_model: its default network for images in colour, if that is another one.
+        colour_model, large_model: its default networks for images in colour, and for images with a side of at least 64
+            pixels, if those are others.
         example_data: a data set in the package that it can be trained on, also the default.
         settings: other defaults of `mereo train --task NAME`, by the names of fields of a configuration.
         example_settings: more of them, for the example data.
@@ -261,6 +265,7 @@ class Task(ABC):
     may_mirror: ClassVar[bool] = True
     example_model: ClassVar[str] = "mspcaps_tiny"
     colour_model: ClassVar[str | None] = None
+    large_model: ClassVar[str | None] = None
     example_data: ClassVar[str] = "digits"
     Options: ClassVar[type[Any]] = NoOptions
     settings: ClassVar[Mapping[str, Any]] = NOTHING

@@ -18,14 +18,15 @@ from mereo.data.layout_options import LayoutOptions
 from mereo.errors import UsageError, check_fraction, check_probability
 from mereo.files import write_atomically
 from mereo.layers.bridge import Bridge
-from mereo.tasks.average_precision import match, pack, resampled, summarise, unpack
+from mereo.tasks.average_precision import match, pack, summarise, unpack
 from mereo.tasks.base import Metrics, Objective, Seen, Settings, Task, register_task
 from mereo.tasks.box_pictures import draw_boxes
 from mereo.tasks.explained import Explained, Others
+from mereo.tasks.interval import resampled
 
 MOST = 100
 """Detections of an image that are kept, as COCO counts them."""
-_REACH, _RADIUS, _CANDIDATES, _RESAMPLES = 4, 1.5, 400, 200
+_REACH, _RADIUS, _CANDIDATES = 4, 1.5, 400
 DOCUMENT = "detections.json"
 
 
@@ -167,8 +168,11 @@ class DetectionMetrics(Metrics):
         self.num_classes, self.options = num_classes, options
 
     def update(self, outputs: Tensor, batch: Batch) -> None:
+        self.count(detect(outputs, self.options), batch)
+
+    def count(self, found: Tensor, batch: Batch) -> None:
+        """Update with the detections of one batch, as `detect` gives them."""
         assert batch.boxes is not None and batch.box_labels is not None
-        found = detect(outputs, self.options)
         height, width = batch.images.shape[-2:]
         shares = batch.boxes / batch.boxes.new_tensor((width, height, width, height))
         correct = match(found[..., :4], found[..., 5].long(), shares, batch.box_labels)
@@ -190,9 +194,8 @@ class DetectionMetrics(Metrics):
         columns = self._columns()
         if columns is None:
             return {}
-        generator, images = torch.Generator().manual_seed(0), len(columns[0])
-        draws = (torch.randint(images, (images,), generator=generator) for _ in range(_RESAMPLES))
-        return resampled([summarise(*columns, torch.bincount(draw, minlength=images)) for draw in draws])
+        images = len(columns[0])
+        return resampled(images, lambda places: summarise(*columns, torch.bincount(places, minlength=images)))
 
 
 @register_task

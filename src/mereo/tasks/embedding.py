@@ -20,9 +20,11 @@ from mereo.files import write_atomically
 from mereo.runtime.libraries import require
 from mereo.tasks.base import Metrics, Objective, Seen, Settings, Task, csv_bytes, register_task
 from mereo.tasks.explained import Explained, Others, most_similar
+from mereo.tasks.interval import resampled
 from mereo.tasks.pictures import draw_images
 
 _RECALLS = (1, 2, 4, 5, 8)
+_FIGURES = (*(f"recall_at_{k}" for k in _RECALLS), "mean_average_precision", "triplet_accuracy")
 _CHUNK = 1024
 """Number of queries that are compared with all images at a time."""
 _QUERIES, _SHOWN, _ALIKE, _LISTED = 8, 6, 4, 5
@@ -102,23 +104,30 @@ def retrieval(embeddings: Tensor, labels: Tensor) -> dict[str, float]:
 
     Shapes: embeddings (images, dim) of length one, labels (images,).
     """
-    sums, count, complete = torch.zeros(len(_RECALLS) + 2, dtype=torch.float64), 0, 0
+    return _means(_of_queries(embeddings, labels))
+
+
+def _of_queries(embeddings: Tensor, labels: Tensor) -> Tensor:
+    """The figures of `retrieval` for each query: float64 (queries, figures)."""
+    rows = [torch.zeros(0, len(_FIGURES), dtype=torch.float64)]
     for queries in torch.arange(len(labels)).split(_CHUNK):
         similar = embeddings[queries] @ embeddings.T
         similar[torch.arange(len(queries)), queries] = -torch.inf  # the query itself is last
         order = similar.sort(dim=1, descending=True, stable=True).indices[:, :-1]
         hits = labels[order] == labels[queries].unsqueeze(1)
         hits = hits[hits.any(1)].double()
+        if not len(hits):
+            continue
         own, others = hits.sum(1), (1 - hits).sum(1)
         precision = (hits.cumsum(1) / torch.arange(1, hits.shape[1] + 1) * hits).sum(1) / own
+        # Without images of another label it is 0, and then it is so for every query.
         behind = ((others.unsqueeze(1) - (1 - hits).cumsum(1)) * hits).sum(1) / (own * others.clamp(min=1))
-        recalls = [hits[:, :k].amax(1).sum() if hits.numel() else hits.sum() for k in _RECALLS]
-        sums += torch.stack([*recalls, precision.sum(), behind.sum()])
-        count, complete = count + len(hits), complete + int((others > 0).sum())
-    *shares, behind_share = sums.tolist()
-    names = [*(f"recall_at_{k}" for k in _RECALLS), "mean_average_precision"]
-    found = {name: share / max(count, 1) for name, share in zip(names, shares, strict=True)}
-    return found | {"triplet_accuracy": behind_share / max(complete, 1)}
+        rows.append(torch.stack([*(hits[:, :k].amax(1) for k in _RECALLS), precision, behind], 1))
+    return torch.cat(rows)
+
+
+def _means(rows: Tensor) -> dict[str, float]:
+    return dict(zip(_FIGURES, (rows.sum(0) / max(len(rows), 1)).tolist(), strict=True))
 
 
 class EmbeddingMetrics(Metrics):
@@ -135,11 +144,19 @@ class EmbeddingMetrics(Metrics):
     def update(self, outputs: Tensor, batch: Batch) -> None:
         self.keep(batch.labels, outputs)
 
-    def compute(self) -> dict[str, float]:
+    def _parts(self) -> tuple[Tensor, Tensor]:
         rows = torch.cat(self.rows) if self.rows else torch.zeros(0, 1)
-        labels, embeddings = rows[:, 0], rows[:, 1:]
+        return rows[:, 1:], rows[:, 0]
+
+    def compute(self) -> dict[str, float]:
+        embeddings, labels = self._parts()
         found = retrieval(embeddings, labels)
         return found | ({"nmi": cluster_agreement(embeddings, labels)} if self.clusters else {})
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """By drawing the queries anew; the gallery stays the same."""
+        rows = _of_queries(*self._parts())
+        return resampled(len(rows), lambda places: _means(rows[places]))
 
 
 def cluster_agreement(embeddings: Tensor, labels: Tensor) -> float:
@@ -177,6 +194,7 @@ class Embedding(Task):
     unseen_classes = True
     Options = EmbeddingOptions
     example_model = "embedding_resnet20"
+    large_model: ClassVar[str | None] = "resnet14_64"
     example_data = "glyphs"
     settings: ClassVar[Mapping[str, Any]] = {"batch_size": 128}
     example_settings: ClassVar[Mapping[str, Any]] = {"epochs": 6}

@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 from mereo.tasks.base import Metrics
-
-RESAMPLES = 200
-"""Resamples of an interval."""
+from mereo.tasks.interval import resampled
 
 
 class RowMetrics(Metrics):
@@ -39,13 +37,6 @@ class RowMetrics(Metrics):
         return self.figures(*self.parts())
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """The percentiles 2.5 and 97.5 of the metrics over samples drawn anew with replacement."""
+        """By drawing the samples anew."""
         true, outputs = self.parts()
-        if not len(true):
-            return {}
-        generator = torch.Generator().manual_seed(0)
-        drawn = [torch.randint(len(true), (len(true),), generator=generator) for _ in range(RESAMPLES)]
-        values = [self.figures(true[places], outputs[places]) for places in drawn]
-        bounds = torch.tensor([0.025, 0.975], dtype=torch.float64)
-        ends = {name: torch.tensor([each[name] for each in values]).double().quantile(bounds) for name in values[0]}
-        return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
+        return resampled(len(true), lambda places: self.figures(true[places], outputs[places]))

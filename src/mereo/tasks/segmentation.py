@@ -4,6 +4,7 @@ Source of the overlap loss: Milletari, Navab, Ahmadi 2016, arXiv:1606.04797, sec
 """
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +19,15 @@ from mereo.data.motion import IGNORED
 from mereo.errors import UsageError, check_not_negative
 from mereo.files import write_atomically
 from mereo.tasks.base import Metrics, Objective, Seen, Settings, Task, register_task
+from mereo.tasks.boundary_distance import boundary_distances
 from mereo.tasks.explained import Explained, Others
+from mereo.tasks.interval import resampled
 from mereo.tasks.mask_pictures import PALETTE, draw_masks
 
 _LEAST_OVERLAP = 1e-6
 """Added to the areas of a class, so that no gradient is infinite where the class is absent."""
+_NO_DISTANCE = -1.0
+"""Kept in place of an infinite distance."""
 
 
 @dataclass(frozen=True)
@@ -113,31 +118,48 @@ def check_scores(scores: Tensor, batch: Batch) -> None:
         )
 
 
+def _areas(labels: Tensor, num_classes: int) -> Tensor:
+    """Pixels of each class in each image: int64 (batch, height, width), -1 for no class -> (batch, classes)."""
+    classes = num_classes + 1
+    cells = labels.flatten(1) + 1 + classes * torch.arange(len(labels), device=labels.device).unsqueeze(1)
+    return torch.bincount(cells.flatten(), minlength=len(labels) * classes).view(-1, classes)[:, 1:]
+
+
 class SegmentationMetrics(Metrics):
-    """Mean IoU, mean dice and pixel accuracy, all from one confusion matrix.
+    """Mean IoU, mean dice and pixel accuracy, from the areas of the classes in all images; in a final evaluation, the
+    distance of boundaries too.
 
     A mean is over the classes that are in the masks or in the predictions. Pixels without a class are not counted.
+
+    boundary_distance: mean `boundary_distance` over the images and the classes but the first, the background, wherever
+    both the mask and the prediction have the class.   boundary_missed: the share of these images and classes, wherever
+    either has the class, in which only one has it; MONAI takes this distance as infinite. If that is all of them, the
+    distance is the diagonal of the images.
 
     Args:
         num_classes: how many there are.
     """
 
     def __init__(self, num_classes: int) -> None:
-        super().__init__(num_classes**2)
-        self.num_classes = num_classes
+        super().__init__(3 * num_classes)
+        self.num_classes, self.diagonal = num_classes, 0.0
 
     def update(self, outputs: Tensor, batch: Batch) -> None:
         assert batch.masks is not None
         masks, classes = batch.masks, self.num_classes
         if masks.device.type == "cpu" and masks.numel() and int(masks.max()) >= classes:
             raise UsageError(f"masks have the index {int(masks.max())}, and the task has {classes} classes.")
-        known = masks != IGNORED
-        pairs = masks[known] * classes + outputs.argmax(1)[known]
-        self.add(torch.bincount(pairs, minlength=classes**2))
+        predicted = outputs.argmax(1).masked_fill(masks == IGNORED, IGNORED)
+        right = masks.masked_fill(predicted != masks, IGNORED)
+        areas = torch.cat([_areas(each, classes) for each in (right, masks, predicted)], 1)
+        self.add(areas.sum(0))
+        if self.final:
+            self.diagonal = math.hypot(*masks.shape[1:])
+            distances = boundary_distances(predicted, masks, classes)
+            self.keep(areas, distances.nan_to_num(posinf=_NO_DISTANCE).to(areas.device))
 
-    def compute(self) -> dict[str, float]:
-        table = self.state.view(self.num_classes, self.num_classes)
-        right, true, predicted = table.diagonal(), table.sum(1), table.sum(0)
+    def _figures(self, areas: Tensor) -> dict[str, float]:
+        right, true, predicted = areas.view(3, -1)
         there = true + predicted > 0
 
         def mean(shares: Tensor) -> float:
@@ -148,6 +170,32 @@ class SegmentationMetrics(Metrics):
             "dice": mean(2 * right / (true + predicted)),
             "pixel_accuracy": (right.sum() / true.sum().clamp(min=1)).item(),
         }
+
+    def _boundaries(self, rows: Tensor) -> dict[str, float]:
+        areas, distances = rows.split((3 * self.num_classes, self.num_classes - 1), 1)
+        either = areas.unflatten(1, (3, -1))[:, 1:, 1:].sum(1) > 0
+        both = distances != _NO_DISTANCE
+        if not bool(both.any()):
+            return {"boundary_distance": self.diagonal * bool(either.any()), "boundary_missed": float(either.any())}
+        return {
+            "boundary_distance": distances[both].mean().item(),
+            "boundary_missed": 1 - (both.sum() / either.sum()).item(),
+        }
+
+    def compute(self) -> dict[str, float]:
+        none = {"boundary_distance": 0.0, "boundary_missed": 0.0}
+        boundaries = self._boundaries(torch.cat(self.rows).double()) if self.rows else none
+        return self._figures(self.state) | (boundaries if self.final else {})
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """By drawing the images anew."""
+        rows = torch.cat(self.rows).double() if self.rows else torch.zeros(0, 0)
+
+        def figures(places: Tensor) -> dict[str, float]:
+            drawn = rows[places]
+            return self._figures(drawn.sum(0)[: 3 * self.num_classes]) | self._boundaries(drawn)
+
+        return resampled(len(rows), figures)
 
 
 @register_task
@@ -268,4 +316,8 @@ class Segmentation(Task):
     def summary(self, figures: Mapping[str, Any], chosen: str) -> list[tuple[str, str]]:
         rows = super().summary(figures, chosen)
         others = f"dice {self.show(figures['dice'])}, {self.show(figures['pixel_accuracy'])} of the pixels correct"
-        return [*rows, ("areas", others)]
+        if "boundary_distance" not in figures:  # of a run of an earlier version
+            return [*rows, ("areas", others)]
+        missed = f"{self.show(figures['boundary_missed'])} of the classes of images missed or invented"
+        boundaries = f"{figures['boundary_distance']:.2f} pixels apart in the mean; {missed}"
+        return [*rows, ("areas", others), ("boundaries", boundaries)]

@@ -196,6 +196,7 @@ class SubspaceEmbedding(Embedding):
     chooses = ("nmi", "max")
     Options: ClassVar[type[Any]] = SubspaceOptions
     example_model = "subspace_resnet8"
+    large_model = None
     example_data = "coloured_shapes"
     settings: ClassVar[Mapping[str, Any]] = {"batch_size": 32}
     example_settings: ClassVar[Mapping[str, Any]] = {"epochs": 20}

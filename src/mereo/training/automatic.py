@@ -53,6 +53,9 @@ FASTER, TIMED_SECONDS = 0.8, 0.45
 """bfloat16 is chosen if a step takes at most this share of its time; seconds spent on measuring that."""
 FINE_TUNING, WARMUP_STEPS = 1 / 3, 20
 """Factor of the rate if weights are given; least steps of a warm-up."""
+PAIR, IDENTITIES = 1.5, 20
+"""Images of an identity that must be held out to find one by another, or else identities; with fewer the last epoch
+counts."""
 SHOWN = 20
 """Classes that are listed by name."""
 
@@ -198,7 +201,7 @@ def implied_task(data: str, data_root: str | None) -> str | None:
     """The task of images that have no classes, such as numbers or masks; None for images with classes, and for other
     data."""
     try:
-        fields = dataset_info(data, data_root, options=TrainConfig().layout._replace(follows=True)).fields
+        fields = dataset_info(data, data_root, options=TrainConfig().layout._replace(task=None, follows=True)).fields
     except UsageError:
         return None
     fitting = None if "labels" in fields else task_with(fields)
@@ -335,8 +338,11 @@ def choose(
     facts = data_facts(info, training_images(config, info))
     stated = stated_by(task, given)
     chooser = Chooser(config, {*given, *stated}, facts)
-    if facts.colour and task.colour_model and not {"model", "model_args", "weights"} & {*given}:
-        chooser.put("model", task.colour_model, "images in colour")
+    if not {"model", "model_args", "weights"} & {*given}:
+        if facts.colour and task.colour_model:
+            chooser.put("model", task.colour_model, "images in colour")
+        elif task.large_model and (facts.largest or 0) >= LARGE and info.path is not None:
+            chooser.put("model", task.large_model, f"images of up to {facts.largest} pixels")
     # Before anything is measured, so that an invalid setting is reported at once.
     plan, entry = make_plan(chooser.config, info), get_model_entry(chooser.config.model)
     facts = chooser.facts = replace(facts, images=training_images(config, plan.info))
@@ -387,6 +393,12 @@ def choose(
         chooser.put("sampler", "balanced", "classes of very different sizes")
     if facts.classes and max(facts.classes.values()) < 2 and not config.paper_protocol:
         chooser.put("validation_fraction", 0.0, "no class has two images")
+    if task.unseen_classes and facts.classes and "validation" not in info.splits and not config.paper_protocol:
+        # Images whose identity no other held-out image has find nothing, and a few identities are always found.
+        fraction, trained = config.validation_fraction, 1 - test_fraction(info.splits)
+        alike = max(facts.classes.values()) * trained * fraction
+        if alike < PAIR and len(facts.classes) * fraction < IDENTITIES:
+            chooser.put("validation_fraction", 0.0, "too few images of an identity to choose the epoch by")
     return Automatic(chooser.config, info, facts, chooser.reasons, expected, tuple(stated))
 
 

@@ -102,6 +102,7 @@ def prepare(
         cache_dir=cache,
         progress=progress,
         info=plan.info,
+        unseen=plan.task.unseen_classes,
     )
     if of_images and len(splits.class_names) != plan.info.num_classes:
         model, start = _started(plan, len(splits.class_names), resumed)
