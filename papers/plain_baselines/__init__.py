@@ -9,8 +9,7 @@ PAPER = Paper(
         "plain_baselines": Experiment(
             "Is what mereo trains by default as good as a plain network of torchvision trained for as long?",
             "ours",
-            "papers.plain_baselines.plain_baselines",
-            frozenset({"data", "data_root", "minutes", "limit", "images", "device"}),
+            uses=frozenset({"data", "data_root", "minutes", "limit", "images", "device"}),
             data="shape_masks",
             smallest={"data": "shape_masks", "minutes": 0.02, "limit": 64},
         ),
