@@ -42,5 +42,5 @@ def run(settings: Settings) -> dict[str, Any]:
             ratios.append(timed(METHODS["normgrad"], model, images, classes, layers) / max(plain[-1], 1e-9))
         rows.append({"network": name, "layers": len(layers), "gradient, s": statistics.median(plain),
                      "NormGrad / gradient": statistics.median(ratios)})  # fmt: skip
-        settings.say(str(rows[-1]))
+        settings.say(f"{name}: {rows[-1]['NormGrad / gradient']:.2f} times a gradient")
     return {"tables": {f"{BATCH} images, median of {ROUNDS} rounds": rows}}

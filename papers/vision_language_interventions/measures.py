@@ -31,5 +31,5 @@ def swept(
     rows = []
     for name, case in cases.items():
         rows.append({"case": name, **measure(case)})
-        say(f"{name}: {rows[-1]}")
+        say(", ".join([str(name), *(f"{what} {value:g}" for what, value in rows[-1].items() if what != "case")]))
     return rows

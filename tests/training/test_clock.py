@@ -1,6 +1,8 @@
 """A training of a given time, with a clock that the test moves."""
 
 import csv
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -142,6 +144,19 @@ def test_time_for_the_end_is_kept_up_to_a_share_of_it(passing):
     assert clock.reserve == 30 and clock.is_over
     clock.keep(100.0, 0.25)
     assert clock.reserve == 15 and not clock.is_over
+
+
+def test_more_time_is_kept_for_a_final_evaluation_that_takes_longer():
+    kept = list[float]()
+    for cost in (1.0, 2.5):
+        run: Any = SimpleNamespace(
+            splits=SimpleNamespace(validation=range(10), test=range(20)), config=TrainConfig(precision="fp32"),
+            task=SimpleNamespace(final_cost=cost),
+            clock=SimpleNamespace(keep=lambda seconds, most: kept.append(seconds)),
+        )  # fmt: skip
+        Trainer._keep_time(run, 0.1)
+    # After the epoch 10 held-out images; at the end these, 20 test images with two sets of weights and for calibration.
+    assert kept == pytest.approx([1 + 7, 1 + 2.5 * 7])
 
 
 def test_the_rate_with_a_share_of_the_time():

@@ -193,6 +193,7 @@ class Embedding(Task):
     is_share = True
     unseen_classes = True
     Options = EmbeddingOptions
+    final_cost: ClassVar[float] = 2.0
     example_model = "embedding_resnet20"
     large_model: ClassVar[str | None] = "resnet14_64"
     example_data = "glyphs"

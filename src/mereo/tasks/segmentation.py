@@ -208,6 +208,7 @@ class Segmentation(Task):
     chooses = ("mean_iou", "max")
     is_share = True
     Options = SegmentationOptions
+    final_cost: ClassVar[float] = 2.5
     example_model = "unet_small"
     example_data = "shape_masks"
     settings: ClassVar[Mapping[str, Any]] = {"batch_size": 16}

@@ -244,7 +244,7 @@ class Chooser:
         Args:
             each: seconds of training for one image.
         """
-        final = 1 if self.config.precision == "fp32" else SINGLE
+        final = get_task(self.config.task).final_cost * (1 if self.config.precision == "fp32" else SINGLE)
         total, one = 60 * (self.config.minutes or math.inf), self.reading + TESTS * EVALUATION * final * each
         tested = min(self.tested, max(int(min(TESTING * total / one, self.tested)), FEWEST_TESTED))
         if "test_limit" in self.given:

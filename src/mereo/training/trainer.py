@@ -281,7 +281,7 @@ class Trainer:
         best ones and for the calibration.
         """
         held, tested = len(self.splits.validation or ()), len(self.splits.test)
-        final = each * (1 if self.config.precision == "fp32" else SINGLE)
+        final = each * self.task.final_cost * (1 if self.config.precision == "fp32" else SINGLE)
         self.clock.keep(each * held + final * (held + 2 * tested + min(tested, MOST_TEST_IMAGES)), most)
 
     def _plan_epochs(self, done: float) -> None:
