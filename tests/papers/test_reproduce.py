@@ -79,9 +79,9 @@ def test_wrong_use_is_one_line(call, words, message):
 
 
 def test_what_experiments_heed_can_be_given():
-    options = ReproduceOptions.__dataclass_fields__.keys()
+    options = ReproduceOptions.__dataclass_fields__.keys() & {*STUDY_OPTIONS, "images", "minutes"}
     for name, experiment in EXPERIMENTS.items():
-        assert experiment.uses <= Settings.__dataclass_fields__.keys() & {*STUDY_OPTIONS, "images"} & options, name
+        assert experiment.uses <= Settings.__dataclass_fields__.keys() & options, name
         assert (experiment.data is not None) == ("data" in experiment.uses), name
 
 

@@ -127,7 +127,7 @@ def _datasets() -> Rows:
 def _tasks() -> Rows:
     from mereo.tasks import TASKS
 
-    def metrics(task: type[Task]) -> str:
+    def metrics(task: "type[Task]") -> str:
         final = task().metrics()
         final.final = True
         return ", ".join(final.compute())
