@@ -267,7 +267,7 @@ def test_conformance_accepts_it(copy: Path, conformance: str) -> None:
     if "mechanisms" in conformance:
         # What takes long is tried on the examples in tests/conformance/test_mechanism_checks.py.
         chosen = f"({chosen}) and not compiles and not exports"
-    done = run(copy, sys.executable, "-m", "pytest", "-vv", conformance, "-k", chosen, "-m", "not slow")
+    done = run(copy, sys.executable, "-m", "pytest", "-vv", conformance, "-k", chosen)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     for name in names:
         assert re.search(rf"\[(?:\w+-)?{name}\] PASSED", done.stdout), name
@@ -280,7 +280,7 @@ def test_lists_documents_and_what_is_frozen_still_hold(copy: Path) -> None:
     frozen = ("tests/test_api.py", "tests/cli/test_cli.py", "-k", "frozen")
     plain = run(copy, sys.executable, "-m", "pytest", *frozen, MEREO_FREEZE="1", PYTHONPATH=str(ROOT / "src"))
     assert plain.returncode == 0, plain.stdout
-    chosen = ("-m", "not slow and not long", "-k", "(not test_cli or frozen or lists) and not run and not script")
+    chosen = ("-m", "not long", "-k", "(not test_cli or frozen or lists) and not run and not script")
     done = run(copy, sys.executable, "-m", "pytest", *tests, *chosen)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr
 
