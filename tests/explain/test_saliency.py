@@ -28,7 +28,9 @@ from mereo.explain.saliency import (
     randomised_weights,
     saliency_map,
 )
+from mereo.explain.saliency.checks import Mean
 from mereo.explain.saliency.two_phase import PHASE1, PHASE2, unit_range
+from mereo.explain.saliency_pictures import describe_checks
 from mereo.models import VisionModel, save_weights
 from pictures import picture
 from plain_cnn import EmbeddingCNN, MapCNN, PlainCNN
@@ -345,6 +347,9 @@ def test_a_method_that_ignores_the_class_has_the_correlation_one(cnn: PlainCNN) 
     assert class_sensitivity(cnn, images, method=constant).isnan().all()
     checks = check_saliency(cnn, images, method=constant, steps=2)
     assert checks.constant == 2 and checks.failures
+    assert "nan" not in describe_checks("constant", checks) and "unknown" in str(checks.randomised)
+    varied = checks._replace(randomised=Mean(0.1, 0.0, 0.2, 2))
+    assert "everywhere" in varied.failures["class"]
     assert len(check_saliency(cnn, images, method=ignores, steps=2).failures) >= 2
     assert check_saliency(cnn, images, lambda outputs: outputs[:, 0], steps=2).deletion.images == 2
     # The most and the least probable class, from their own maps.

@@ -39,6 +39,8 @@ class Mean(NamedTuple):
         return cls(mean, mean - half, mean + half, count)
 
     def __str__(self) -> str:
+        if not self.images:
+            return "unknown"
         return f"{self.value:.2f}" + (f" ({self.low:.2f} to {self.high:.2f})" if self.images > 1 else "")
 
 
@@ -172,7 +174,9 @@ class SaliencyChecks(NamedTuple):
             return {"constant": "every map, or every one of shuffled weights, is the same everywhere"}
         if not self.randomised.value < LEAST_CHANGED:
             failed["weights"] = "the map hardly changes when the weights are shuffled"
-        if self.sensitivity is not None and not self.sensitivity.value < LEAST_CHANGED:
+        if self.sensitivity is not None and not self.sensitivity.images:
+            failed["class"] = "the map of the least probable class is the same everywhere"
+        elif self.sensitivity is not None and not self.sensitivity.value < LEAST_CHANGED:
             failed["class"] = "it is nearly the same for the least probable class"
         on = f"on {self.deletion.images} images"
         if not self.deletion.high < 0:
