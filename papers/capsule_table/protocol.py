@@ -4,11 +4,12 @@
   all test images. Augmentation of the data set without rotations.
 - Networks: the smallest preset of each of seventeen kinds of capsule network, two residual networks (one with the
   median of their parameters, one with the median of their multiply-adds), and two controls of each capsule network.
-- Each network is trained by AdamW at RATES with seed 0, with the loss and the schedule of its own recipe. The rate with
-  the highest accuracy on the images to choose by is used for the other seeds. A network that still rises at this rate
-  (its accuracy on these images grew by more than RISE in the last quarter of its epochs) is trained for twice the
-  number of epochs, with all its seeds, and marked. Uniform couplings are trained at the rate of their network. A rate
-  at which the loss of a seed does not stay finite is left out.
+- Each network is trained by AdamW at RATES with seed 0, with the loss and the schedule of its own recipe, a cosine
+  where the recipe waits for plateaus, for which EPOCHS are too few. The rate with the highest accuracy on the images to
+  choose by is used for the other seeds. A network that still rises at this rate (its accuracy on these images grew by
+  more than RISE in the last quarter of its epochs) is trained for twice the number of epochs, with all its seeds, and
+  marked. Uniform couplings are trained at the rate of their network. A rate at which the loss of a seed does not stay
+  finite is left out.
 """
 
 from collections.abc import Mapping
@@ -90,6 +91,8 @@ def configuration(
     if kind in RECIPES and control != LINEAR:
         recipe = apply_recipe(RECIPES[kind], data=data)
         own = {name: getattr(recipe, name) for name in TAKEN}
+        if recipe.schedule == "plateau":
+            own["schedule"] = "cosine"
     fields: dict[str, Any] = {
         **own, "model": model, "model_args": arguments, "data": data, "img_size": SIDE, "limit": LIMIT,
         "epochs": epochs, "batch_size": BATCH, "lr": rate, "seed": seed, "tensorboard": False, "resume": True,

@@ -216,3 +216,12 @@ def test_a_loss_that_is_not_finite_is_an_error() -> None:
 def test_progress_is_printed(capsys) -> None:
     distil(nn.Linear(2, 1), nn.Linear(2, 1), samples(4, 2), epochs=2)
     assert "epoch 2/2: loss" in capsys.readouterr().err
+
+
+def test_the_rate_falls_where_the_loss_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = list[float]()
+    monkeypatch.setattr("mereo.training.distil.descend", lambda optimizer, rate, loss, clip: rates.append(rate))
+    distil(
+        nn.Linear(3, 2), nn.Linear(3, 2), samples(4, 3), epochs=13, batch_size=4, lr=1.0, schedule="plateau", **QUIET
+    )
+    assert rates == pytest.approx([1.0] * 12 + [0.1])

@@ -210,10 +210,14 @@ def test_the_best_epoch_is_chosen_on_held_out_images(small_config, silent):
     assert float(rows[0]["val_accuracy"]) == pytest.approx(result.test_last.accuracy)
 
 
-def test_without_held_out_images_the_last_epoch_counts(small_config, silent):
-    result = train(small_config(validation_fraction=0.0), silent)
+def test_without_held_out_images_the_last_epoch_counts(small_config, silent, monkeypatch):
+    seen = list[list[float]]()
+    monkeypatch.setattr("mereo.training.trainer.plateau_share", lambda config, losses: seen.append(losses) or 1.0)
+    result = train(small_config(validation_fraction=0.0, epochs=2), silent)
     assert result.results["chosen_on"] == "last epoch"
     assert result.test_best == result.test_last
+    # A plateau is one of the training loss then.
+    assert seen == [[], [pytest.approx(float(history(result.folder.history)[0]["train_loss"]))]]
 
 
 def test_two_overlaid_digits_are_scored_as_a_set(small_config, silent, fake_mnist):

@@ -42,7 +42,6 @@ from mereo.models import VisionModel
 from mereo.runtime.printing import say
 from mereo.runtime.progress import Reporter
 from mereo.runtime.text import text_table
-from mereo.tasks import AttributeEmbedding, Embedding
 from mereo.tasks.explained import Explained, Others
 from mereo.training.arguments import typed
 
@@ -260,7 +259,7 @@ def _explainer(model: VisionModel, paths: Sequence[Path], asked: Any) -> Explain
     task, others = task_of(model), None
     if asked is not None and not isinstance(asked, str):
         raise UsageError(f"classes is {type_of(asked)}, and the task {task.name} takes one name, such as class:NAME.")
-    if isinstance(task, Embedding | AttributeEmbedding):
+    if task.compares:
         if asked is not None and asked.startswith("image:"):
             paths, asked = find_images([asked.removeprefix("image:")]), None
         answered = [each for each in answer_files(model, paths) if each.paths]

@@ -112,6 +112,7 @@ class AttributeEmbedding(Task):
     is_share = True
     Options = AttributeEmbeddingOptions
     outputs_are = "attributes"
+    compares: ClassVar[bool] = True
     example_model = "cca_tiny"
     example_data = "sprites"
     settings: ClassVar[Mapping[str, Any]] = {"batch_size": 96}

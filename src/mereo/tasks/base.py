@@ -246,6 +246,7 @@ class Task(ABC):
         train_metrics: whether the metrics of the training images are kept too; False if they take long.
         evaluated_at_once: least number of samples that are evaluated at once; a batch of the training if that is more.
         most_drawn: largest number of samples in a picture of predictions.
+        compares: whether `explained` compares images with others.
         final_cost: time of a final evaluation, with intervals and metrics that take long, by that after an epoch.
     """
 
@@ -274,6 +275,7 @@ class Task(ABC):
     train_metrics: ClassVar[bool] = True
     evaluated_at_once: ClassVar[int] = 256
     most_drawn: ClassVar[int] = 32
+    compares: ClassVar[bool] = False
     final_cost: ClassVar[float] = 1.0
 
     def __init__(self, class_names: Sequence[str] = (), options: Mapping[str, Any] = NOTHING) -> None:

@@ -194,6 +194,7 @@ class Embedding(Task):
     unseen_classes = True
     Options = EmbeddingOptions
     final_cost: ClassVar[float] = 2.0
+    compares: ClassVar[bool] = True
     example_model = "embedding_resnet20"
     large_model: ClassVar[str | None] = "resnet14_64"
     example_data = "glyphs"

@@ -26,7 +26,7 @@ from mereo.training.config import TrainConfig
 from mereo.training.freezing import by_pattern, outermost, start_training
 from mereo.training.matching import Match, Views, check_places, terms, watching
 from mereo.training.order import derived_seed, epoch_order, generator
-from mereo.training.schedule import learning_rate
+from mereo.training.schedule import learning_rate, plateau_share
 from mereo.training.step import descend
 
 Data = Tensor | Sequence[Tensor] | Images
@@ -151,6 +151,7 @@ class _Distillation:
     def begin_epoch(self, epoch: int) -> None:
         """Order the samples."""
         self.sums: dict[str, Tensor] = {}
+        self.reduced = plateau_share(self.config, [row["loss"] for row in self.history])
         self.parts = epoch_order(self.config.seed, epoch, self.count).split(self.config.batch_size)
         start_training(self.objective, outermost(self.objective.model))
 
@@ -175,7 +176,7 @@ class _Distillation:
             if config.clip_norm is not None:
                 nn.utils.clip_grad_norm_(self.trained, config.clip_norm)
 
-        descend(self.optimizer, learning_rate(config, number, self.steps), loss, clip=clip)
+        descend(self.optimizer, self.reduced * learning_rate(config, number, self.steps), loss, clip=clip)
         for label, value in {"loss": loss, **values}.items():
             self.sums[label] = self.sums.get(label, torch.zeros(())) + value.detach().float().cpu() * len(indices)
         self.reporter.reach("distilling", number + 1, config.epochs * self.steps)

@@ -1,9 +1,8 @@
 """The learning rate as a pure function of the step, or, in a training of a given time, of the step and that time."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from time import monotonic, process_time
-from typing import Any
 
 from mereo.training.config import TrainConfig
 
@@ -128,12 +127,12 @@ def learning_rate(config: TrainConfig, step: int, steps_per_epoch: int, share: f
     return config.min_lr + max(config.lr - config.min_lr, 0.0) * (1 + math.cos(math.pi * t)) / 2
 
 
-def plateau_share(config: TrainConfig, history: Sequence[Mapping[str, Any]]) -> float:
+def plateau_share(config: TrainConfig, losses: Sequence[float]) -> float:
     """The part of the rate that the schedule plateau leaves after some epochs; 1 for other schedules.
 
     It is a function of their losses alone, so a resumed training continues with the same rate.
     """
-    if config.schedule != "plateau" or not history:
+    if config.schedule != "plateau" or not losses:
         return 1.0
     from torch import optim, zeros
 
@@ -142,6 +141,6 @@ def plateau_share(config: TrainConfig, history: Sequence[Mapping[str, Any]]) -> 
         optimizer, factor=config.plateau_factor, patience=config.plateau_patience, cooldown=config.plateau_cooldown,
         min_lr=min(config.min_lr, config.lr),
     )  # fmt: skip
-    for row in history:
-        scheduler.step(row["train_loss"] if row["val_loss"] is None else row["val_loss"])
+    for loss in losses:
+        scheduler.step(loss)
     return float(optimizer.param_groups[0]["lr"] / config.lr)

@@ -232,7 +232,8 @@ class Trainer:
 
         The epoch ends early when a given time is up.
         """
-        self.reduced = plateau_share(self.config, self.history)
+        so_far = [row["train_loss"] if row["val_loss"] is None else row["val_loss"] for row in self.history]
+        self.reduced = plateau_share(self.config, so_far)
         if first == 0:
             self.plain_objective.begin_epoch(self._of_epoch(epoch))
         order = self.sampler(epoch)

@@ -35,10 +35,8 @@ def make_sample(
     for _ in range(generator.integers(1, MOST + 1)):
         kind, radius = int(generator.integers(len(CLASSES))), side / SIDE * generator.uniform(_SMALLEST, _LARGEST)
         turned, (y, x) = generator.uniform(-_TURNED, _TURNED), generator.uniform(radius, side - radius, 2)
-        colour, inside = (
-            generator.uniform(0, 1, 3)[:, None],
-            turned_shape(kind + 1, across - x, down - y, radius, turned),
-        )
+        colour = generator.uniform(0, 1, 3)[:, None]
+        inside = turned_shape(kind + 1, across - x, down - y, radius, turned)
         after = np.where(inside, len(kinds), owner)
         if any((after == n).sum() < _VISIBLE * whole.sum() for n, whole in enumerate(wholes)):
             continue

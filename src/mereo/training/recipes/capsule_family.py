@@ -19,7 +19,7 @@ _DEEPCAPS_BY_DATA: dict[str, dict[str, Any]] = {
         "reconstruction_weight": 0.0015,
     },
 }  # fmt: skip
-
+_PLATEAU: dict[str, Any] = {"schedule": "plateau", "plateau_factor": 0.5, "plateau_patience": 10}
 
 RECIPES: dict[str, Recipe] = {
     "aa_capsnet": Recipe(
@@ -210,12 +210,12 @@ RECIPES: dict[str, Recipe] = {
         {"fashion_mnist": 92.7, "cifar10": 75.2},
     ),
     "parsecaps": Recipe(
-        "ParseCaps: AdamW, five epochs of warm-up, margin loss; a cosine for a rate that halves on plateaus.",
+        "ParseCaps: AdamW, five epochs of warm-up, margin loss, the rate halved on plateaus.",
         "arXiv:2411.01564 and the authors' code",
         # Their rate is 2.5e-3 and rises to twice that.
         {
             "model": "parsecaps", "data": "cifar10", "epochs": 300, "batch_size": 128, "optimizer": "adamw",
-            "lr": 5e-3, "weight_decay": 5e-4, "schedule": "cosine", "warmup_epochs": 5.0, "warmup_start": 0.5,
+            "lr": 5e-3, "weight_decay": 5e-4, **_PLATEAU, "warmup_epochs": 5.0, "warmup_start": 0.5,
             "min_lr": 1e-6, "loss": "margin", "reconstruction_weight": 0.0005, "augment": ("crop=4", "flip"),
         },
         {"cifar10": CIFAR10, "mnist": {"augment": ("shift=2",)}},
@@ -231,11 +231,11 @@ RECIPES: dict[str, Recipe] = {
         },
     ),
     "orthcaps": Recipe(
-        "OrthCaps: AdamW, warm-up, 300 epochs; a cosine for a rate that halves on plateaus.",
+        "OrthCaps: AdamW, warm-up, 300 epochs, the rate halved on plateaus.",
         "arXiv:2403.13351 and the authors' later code, not confirmed",
         {
             "model": "orthcaps_s_cifar", "data": "cifar10", "epochs": 300, "batch_size": 128, "optimizer": "adamw",
-            "lr": 2.5e-3, "weight_decay": 5e-4, "schedule": "cosine", "warmup_epochs": 5.0, "min_lr": 1e-6,
+            "lr": 2.5e-3, "weight_decay": 5e-4, **_PLATEAU, "warmup_epochs": 5.0, "min_lr": 1e-6,
             "loss": "margin", "augment": ("crop=4", "flip"),
         },
         {
