@@ -394,6 +394,16 @@ layout(
     Reading(("0",), {"train": 2, "validation": 2}, "boxes in YOLO text", field="boxes"),
 )
 layout(
+    "YOLO of Darknet",
+    "AlexeyAB/darknet",
+    many("obj_train_data=4")
+    | {f"obj_train_data/{n:03d}.txt": "0 0.5 0.5 0.2 0.4\n" for n in range(4)}
+    | {"obj.names": "cell\n", "obj.data": "classes = 1\ntrain = data/train.txt\n"}
+    | {"train.txt": "data/obj_train_data/000.png\ndata/obj_train_data/001.png\n"}
+    | {"valid.txt": "data/obj_train_data/002.png\n", "test.txt": "data/obj_train_data/003.png\n"},
+    Reading(("cell",), {"train": 2, "validation": 1, "test": 1}, "boxes in YOLO text", field="boxes"),
+)
+layout(
     "boxes in a table",
     "datitran/raccoon_dataset",
     many("images=2")

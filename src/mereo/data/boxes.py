@@ -14,8 +14,8 @@ from torch import Tensor
 from mereo.data.contents import Contents, name_of, suffix_of
 from mereo.data.decode import FORMATS, is_grey, reason_of, to_mode
 from mereo.data.encoded import unreadable
-from mereo.data.image_ids import ImageFinder
-from mereo.data.names import split_of
+from mereo.data.image_ids import ImageFinder, is_image_path
+from mereo.data.names import SPLITS, split_of
 from mereo.data.trees import open_tree
 from mereo.errors import MereoError, UsageError
 
@@ -58,7 +58,7 @@ def formats_in(contents: Contents) -> dict[str, list[str]]:
 
 
 def _may_label(file: str) -> bool:
-    return name_of(file) not in ("classes.txt", "train.txt", "val.txt", "test.txt")
+    return name_of(file) != "classes.txt" and PurePosixPath(file).stem.lower() not in SPLITS
 
 
 def boxes_in(contents: Contents) -> tuple[str, list[str]] | None:
@@ -91,7 +91,8 @@ def read_boxes(contents: Contents, missing: list[str] | None = None) -> Iterator
     kind, files = found
     missing = [] if missing is None else missing
     finder = ImageFinder([file for file in contents.tree.files if contents.is_image(file)], contents.tree.path)
-    lists, names = _voc_splits(contents), _yolo_names(contents) if kind == YOLO else {}
+    lists = _listed_splits(contents, finder) if kind == YOLO else _voc_splits(contents)
+    names = _yolo_names(contents) if kind == YOLO else {}
     for file in files:
         try:
             if kind == COCO:
@@ -104,7 +105,8 @@ def read_boxes(contents: Contents, missing: list[str] | None = None) -> Iterator
         if boxed is None:
             missing.append(file)
         else:
-            yield boxed._replace(split=lists.get(PurePosixPath(file).stem, boxed.split))
+            named = boxed.image if kind == YOLO else PurePosixPath(file).stem
+            yield boxed._replace(split=lists.get(named, boxed.split))
 
 
 def _voc_splits(contents: Contents) -> dict[str, str]:
@@ -114,6 +116,18 @@ def _voc_splits(contents: Contents) -> dict[str, str]:
         for file in contents.tree.files:
             if file.endswith(f"ImageSets/Main/{split}.txt"):
                 lists |= dict.fromkeys(contents.text(file).split(), split)
+    return lists
+
+
+def _listed_splits(contents: Contents, finder: ImageFinder) -> dict[str, str]:
+    """The splits by the images whose paths are in train.txt, valid.txt or test.txt, as Darknet reads them."""
+    lists: dict[str, str] = {}
+    for file in contents.tree.files:
+        split = SPLITS.get(PurePosixPath(file).stem.lower()) if suffix_of(file) == ".txt" else None
+        lines = contents.text(file).splitlines() if split else []
+        if lines and all(is_image_path(line) for line in lines if line.strip()):
+            found = (finder.find(line) for line in lines if line.strip())
+            lists |= {image: split for image in found if image and split}
     return lists
 
 
@@ -186,7 +200,7 @@ def _yolo(text: str, file: str, finder: ImageFinder, names: dict[int, str]) -> B
 
 
 def _yolo_names(contents: Contents) -> dict[int, str]:
-    """The names of the classes: in a .yaml file, or one a line in classes.txt or obj.names."""
+    """The names of the classes: in a .yaml file, or one a line in classes.txt, obj.names or the like."""
     import yaml
 
     for file in contents.tree.files:
@@ -200,7 +214,7 @@ def _yolo_names(contents: Contents) -> dict[int, str]:
                 names = dict(enumerate(names))
             if isinstance(names, dict):
                 return {int(number): str(name) for number, name in names.items()}
-        if name_of(file) in ("classes.txt", "obj.names"):
+        if name_of(file) == "classes.txt" or suffix_of(file) == ".names":
             lines = contents.text(file, _START).splitlines()
             return {number: line.strip() for number, line in enumerate(lines) if line.strip()}
     return {}

@@ -140,12 +140,9 @@ class Recogniser:
             )
         # Parts such as train/ and test/ without folders inside are no classes.
         inside = [contents.with_images(self._place(folder)) for folder in folders]
-        if (
-            not stated
-            and options.task is None
-            and all(is_part(name_of(each)) for each in folders)
-            and boxes_in(contents)
-        ):
+        # Nor is a folder alone, if there are boxes.
+        parts = len(folders) == 1 or all(is_part(name_of(each)) or split_of(name_of(each)) for each in folders)
+        if not stated and options.task is None and parts and boxes_in(contents):
             return self._boxes()
         flat = not stated and not splits and not any(inside) and all(is_part(name_of(folder)) for folder in folders)
         return self._flat(reasons) if flat else self._of_folders(place, splits, reasons)
