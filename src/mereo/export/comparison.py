@@ -70,8 +70,8 @@ def notes(rows: Sequence[Row], protocol: str) -> list[str]:
     which = " or ".join("the best on validation" if c == "validation" else "from the last epoch" for c in chosen)
     return [
         f"Protocol: {protocol}.",
-        f"{rows[0].metric.capitalize()} on {rows[0].test_images:,} test {rows[0].unit}, mean over the seeds, with the"
-        f" weights that were {which}; spread is the standard deviation of the seeds.",
+        f"Test {rows[0].metric} is the mean over the seeds on {rows[0].test_images:,} {rows[0].unit}, with the weights"
+        f" that were {which}; spread is the standard deviation of the seeds.",
         f"MACs of one input forward. Training memory is {memory}. Training speed was measured in the"
         " runs, at different times; inference was timed in turn on batches of 64, and is the median.",
     ]
