@@ -15,6 +15,7 @@ from mereo.cli.train import given_options
 from mereo.data.facts import COLOUR, TEXT, DataFacts
 from mereo.errors import UsageError
 from mereo.models import get_model_entry
+from mereo.tasks import Detection, Segmentation
 from mereo.tasks.base import TASKS, task_for
 from mereo.training.automatic import (
     LEAST_EPOCHS,
@@ -86,6 +87,20 @@ def test_the_batch_is_bounded_by_the_number_of_images(images, parts):
 @pytest.mark.parametrize(("images", "batch"), [(1440, 32), (12_000, 32), (40_000, 64), (60_000, 128)])
 def test_large_data_sets_get_larger_batches(images, batch):
     assert batch_for(images) == batch
+
+
+@pytest.mark.parametrize(("minutes", "chosen_side", "timed"), [(5.0, 64, {64, 96}), (60.0, 256, {64, 256, 384})])
+def test_images_of_masks_and_boxes_may_be_much_larger_but_are_not_timed_in_vain(minutes, chosen_side, timed):
+    sides, seen = sides_for(64, 1000, Segmentation.larger_sides), set()
+    assert sides == [512, 384, 256, 192, 128, 96, 64] and sides == sides_for(64, 1000, Detection.larger_sides)
+
+    def measure(side, precision):
+        seen.add(side)
+        return 0.004 * (side / 64) ** 2
+
+    chooser = Chooser(TrainConfig(batch_size=16, minutes=minutes), {"minutes"}, facts(1000, largest=1000))
+    chooser.length(sides, 64, 62, measure, clock=False)
+    assert chooser.config.img_size == chosen_side and seen == timed
 
 
 def test_images_grow_where_time_allows_and_shrink_until_fifteen_epochs_fit():

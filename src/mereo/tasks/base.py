@@ -240,6 +240,8 @@ class Task(ABC):
         example_model: a network of the catalogue that it can train, the default of `mereo train --task NAME`.
         colour_model, large_model: its default networks for images in colour, and for images with a side of at least 64
             pixels, if those are others.
+        larger_sides: sides of images that `mereo train` may choose if time allows, divided by that of a network of
+            small images, in descending order.
         example_data: a data set in the package that it can be trained on, also the default.
         settings: other defaults of `mereo train --task NAME`, by the names of fields of a configuration.
         example_settings: more of them, for the example data.
@@ -268,6 +270,7 @@ class Task(ABC):
     example_model: ClassVar[str] = "mspcaps_tiny"
     colour_model: ClassVar[str | None] = None
     large_model: ClassVar[str | None] = None
+    larger_sides: ClassVar[tuple[float, ...]] = (2.0, 1.5)
     example_data: ClassVar[str] = "digits"
     Options: ClassVar[type[Any]] = NoOptions
     settings: ClassVar[Mapping[str, Any]] = NOTHING

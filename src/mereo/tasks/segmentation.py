@@ -210,6 +210,7 @@ class Segmentation(Task):
     Options = SegmentationOptions
     final_cost: ClassVar[float] = 2.5
     example_model = "unet_small"
+    larger_sides = (8.0, 6.0, 4.0, 3.0, 2.0, 1.5)
     example_data = "shape_masks"
     settings: ClassVar[Mapping[str, Any]] = {"batch_size": 16}
     example_settings: ClassVar[Mapping[str, Any]] = {"img_size": 32, "epochs": 15}

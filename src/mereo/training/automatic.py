@@ -38,8 +38,9 @@ MINUTES, MOST_MINUTES, IMAGES = 1.5, 20.0, 2500
 LEAST_EPOCHS, ENOUGH_EPOCHS, ENOUGH_STEPS, AT_MOST = 15, 60, 2500, 10
 """Epochs that a network needs to learn; epochs, or steps if images are few, beyond which little is gained; and the
 largest multiple of these in a training with a given time."""
-EPOCHS_TO_ENLARGE, LARGER = 40, (2.0, 1.5)
-"""Epochs of larger images that must fit for them to be chosen, and their sides divided by the network's image side."""
+EPOCHS_TO_ENLARGE, CHEAPEST = 40, 0.5
+"""Epochs of larger images that must fit for them to be chosen; the least share of the time that their area suggests
+which they are expected to take, before it is measured."""
 LARGE, SMALLER, MULTIPLE = 64, (0.75, 0.5, 0.3), 32
 """Networks of larger images get smaller ones, multiples of 32, where LEAST_EPOCHS of their own do not fit."""
 STEP, EPOCH = 1.1, 0.15
@@ -77,15 +78,16 @@ def rate_for(config: TrainConfig, usual: float, batch_size: int) -> float:
     return float(f"{rate * min(math.sqrt(batch_size / 32), 1.0):.1e}")
 
 
-def sides_for(own: int, largest: int | None) -> list[int]:
+def sides_for(own: int, largest: int | None, larger: Sequence[float] = Task.larger_sides) -> list[int]:
     """Sides of images that may be chosen for a network of a side, the largest first.
 
     Args:
         own: side of the network.
         largest: of the sides of the images, which are not enlarged if that can be avoided.
+        larger: sides of larger images divided by the network's, in descending order.
     """
     if own <= LARGE:
-        return [side for factor in LARGER if largest and (side := round(factor * own)) <= largest] + [own]
+        return [side for factor in larger if largest and (side := round(factor * own)) <= largest] + [own]
     sides = [own, *(max(int(factor * own) // MULTIPLE, 1) * MULTIPLE for factor in SMALLER)]
     return [side for side in sides if largest is None or side <= max(largest, LARGE)] or sides[-1:]
 
@@ -265,10 +267,14 @@ class Chooser:
         given = self.config.minutes
         minutes = given or round(min(max(self.facts.images / IMAGES, 1) * MINUTES, MOST_MINUTES), 2)
         for side in sides:
+            larger = side / own if side and own and side > own else 0.0
+            least = CHEAPEST * larger**2 * seconds(own, self.config.precision) if larger else 0.0
+            if larger and epochs_of(self.config, self.facts, least, minutes) < EPOCHS_TO_ENLARGE:
+                continue  # a step of images that are much too large is not even timed
             each = seconds(side, self.config.precision)
             outside, tested = self.outside(each) if given and clock else (0.0, self.tested)
             fitting = epochs_of(self.config, self.facts, each, minutes - outside / 60)
-            if fitting >= (EPOCHS_TO_ENLARGE if side and own and side > own else LEAST_EPOCHS):
+            if fitting >= (EPOCHS_TO_ENLARGE if larger else LEAST_EPOCHS):
                 break
         if side is not None and own is not None:
             why = f"{EPOCHS_TO_ENLARGE} epochs of them fit" if side > own else "of larger ones fewer epochs fit"
@@ -374,8 +380,13 @@ def choose(
     expected, estimated = None, estimate(trial, measure=False, operations=False)
     # What does not fit into memory is not timed; a warning follows before the training.
     if "epochs" not in chooser.given and processes == 1 and estimated.memory <= estimated.available:
-        wanted: Sequence[int | None] = [None] if own is None else sides_for(own, facts.largest)
-        sides = [side for side in wanted if side == own or _can_take(make_plan(sized(side), info))] or [own]
+        wanted: Sequence[int | None] = [None] if own is None else sides_for(own, facts.largest, task.larger_sides)
+        fit = math.sqrt(estimated.available / estimated.memory)
+        sides = [
+            side
+            for side in wanted
+            if side is None or side == own or (side <= fit * (own or side) and _can_take(make_plan(sized(side), info)))
+        ] or [own]
         with threads_kept():
             if timed:
                 use_fastest(plan.device, lambda: trial.image_seconds(TIMED_SECONDS / 2))
