@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import mereo
+from mereo.core.operations import forward_operations
 from mereo.errors import UsageError
 from mereo.mechanisms.gate import ULSAM
 from mereo.mechanisms.gate.ulsam import maximum_3x3
@@ -70,6 +71,10 @@ def test_parameters() -> None:
     assert [count(ULSAM(512, g)) for g in (1, 2, 4, 8, 16)] == [2563, 2566, 2572, 2584, 2608]
     assert count(ULSAM(160, 4)) == 812 and count(ULSAM(1024, 4)) == 5132
     assert count(ULSAM(512, 4, batch_norm=False)) == 1024
+
+
+def test_multiply_adds() -> None:
+    assert forward_operations(ULSAM(512, 4), torch.zeros(1, 512, 14, 14)) == 2 * (2 * 512 * 14 * 14)
 
 
 def test_a_group_adds_one_share_that_sums_to_one_and_sees_no_other_group() -> None:

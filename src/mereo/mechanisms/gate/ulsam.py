@@ -99,7 +99,8 @@ class ULSAM(nn.Module):
         plain = (
             self.training or torch.is_grad_enabled() or torch.compiler.is_compiling() or features.device.type != "cpu"
         )
-        if plain or transformed() or autocasts(features) or must_be_called(*parts):
+        # While its couplings are recorded, and so while operations are counted, its layers run.
+        if plain or self.coupling.watched or transformed() or autocasts(features) or must_be_called(*parts):
             scaled: Tensor = self.pool(self.activation(self.scale_norm(self.scale(features))))
             return scaled
         # PyTorch's pooling takes most of the time on a CPU, and its convolution of single channels the rest.
