@@ -13,6 +13,7 @@ import mereo
 from mereo.cli.main import main
 from mereo.export.images import normalised
 from mereo.inference.predict import read_images
+from mereo.tasks.detection import DetectionOptions, detect
 
 pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -23,6 +24,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any], 
     "regression": ("resnet20", {"num_classes": 2, "img_size": 8}, ("age", "size"), {"targets": TARGETS}, "values"),
     "embedding": ("embedding_resnet20", {"num_classes": 3, "img_size": 8}, (), {}, "embeddings"),
     "segmentation": ("unet_small", {"num_classes": 2, "img_size": 16, "widths": (6, 8)}, ("no", "yes"), {}, "masks"),
+    "detection": ("detector_small", {"num_classes": 2, "img_size": 32, "dim": 8}, ("cat", "dog"), {}, "detections"),
 }
 
 
@@ -68,6 +70,11 @@ def test_a_file_gives_what_the_task_makes_of_the_scores(task: str, photo: Path) 
     elif task == "embedding":
         assert flat(found) == pytest.approx(item.values["embedding"], abs=1e-4)
         assert np.linalg.norm(found) == pytest.approx(1, abs=1e-5)
+    elif task == "detection":
+        with torch.no_grad():
+            expected = detect(model(images), DetectionOptions())
+        assert found.shape == (1, 100, 6) and (expected[..., 5] >= 0).sum() > 1
+        np.testing.assert_allclose(found, expected.numpy(), atol=1e-4)
     else:
         assert found.shape == (1, 16, 16) and found.dtype == np.uint8
         shares = {name: float((found == place).mean()) for place, name in enumerate(("no", "yes"))}

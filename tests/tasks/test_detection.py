@@ -13,7 +13,14 @@ from mereo.data import Batch
 from mereo.tasks import Detection
 from mereo.tasks.average_precision import average_precision, match, pack, summarise, unpack
 from mereo.tasks.base import Seen
-from mereo.tasks.detection import CellTargets, DetectionMetrics, DetectionOptions, detect, detection_loss
+from mereo.tasks.detection import (
+    CellTargets,
+    DetectionMetrics,
+    DetectionOptions,
+    detect,
+    detect_in_rounds,
+    detection_loss,
+)
 from mereo.training.config import TrainConfig
 
 NAMES = ("cat", "dog", "eel")
@@ -106,6 +113,17 @@ def test_overlapping_boxes_of_a_class_are_one_detection() -> None:
     assert sorted(found[0, :3, 2].tolist()) == [0.5, 0.5, 1.0]  # cut at the border
     few = detect(outputs, DetectionOptions(least_score=0.9))
     assert (few[0, :, 5] >= 0).sum() == 1
+
+
+@pytest.mark.parametrize(("cells", "shift"), [(3, 0.0), (150, 0.0), (150, 2.0), (150, -9.0)])
+def test_detecting_in_rounds_gives_the_same(cells: int, shift: float) -> None:
+    g = torch.Generator().manual_seed(0)
+    corner, side = torch.rand(4, cells, 2, generator=g), 0.02 + 0.5 * torch.rand(4, cells, 2, generator=g)
+    logits = 2 * torch.randn(4, cells, 4, generator=g) + shift
+    outputs, options = torch.cat((corner, corner + side, logits), -1), DetectionOptions(overlap=0.3)
+    found = detect(outputs, options)
+    assert (found[..., 5] >= 0).any() == (shift > -9)
+    torch.testing.assert_close(detect_in_rounds(outputs, options), found)
 
 
 def test_metrics_have_intervals_around_them() -> None:

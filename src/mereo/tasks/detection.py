@@ -27,6 +27,8 @@ from mereo.tasks.interval import resampled
 MOST = 100
 """Detections of an image that are kept, as COCO counts them."""
 _REACH, _RADIUS, _CANDIDATES = 4, 1.5, 400
+_ROUNDS = 25
+"""An odd number, after which no box counts that a surer one covers."""
 DOCUMENT = "detections.json"
 
 
@@ -143,16 +145,45 @@ def detect(outputs: Tensor, options: DetectionOptions) -> Tensor:
 
     found = outputs.new_full((len(outputs), MOST, 6), 0.0)
     found[..., 5] = -1
+    for row, candidates in enumerate(zip(*_candidates(outputs), strict=True)):
+        sure = candidates[1] >= options.least_score
+        boxes, scores, labels = (each[sure] for each in candidates)
+        kept = batched_nms(boxes, scores, labels, options.overlap)[:MOST]
+        found[row, : len(kept)] = torch.cat((boxes, scores.unsqueeze(1), labels.unsqueeze(1)), 1)[kept]
+    return found
+
+
+def _candidates(outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Boxes (batch, n, 4), scores and classes (batch, n) of the surest cells, in falling order."""
     scores = (outputs[..., 5:].sigmoid() * outputs[..., 4:5].sigmoid()).sqrt().flatten(1)
     best, index = scores.topk(min(_CANDIDATES, scores.shape[1]), 1)
     classes = outputs.shape[-1] - 5
-    for row, output in enumerate(outputs):
-        sure = best[row] >= options.least_score
-        score, place = best[row][sure], index[row][sure]
-        boxes, labels = output[place // classes, :4].clamp(0, 1), place % classes
-        kept = batched_nms(boxes, score, labels, options.overlap)[:MOST]
-        found[row, : len(kept)] = torch.cat((boxes, score.unsqueeze(1), labels.unsqueeze(1)), 1)[kept]
-    return found
+    boxes = outputs[..., :4].clamp(0, 1).gather(1, (index // classes).unsqueeze(2).expand(-1, -1, 4))
+    return boxes, best, index % classes
+
+
+def detect_in_rounds(outputs: Tensor, options: DetectionOptions) -> Tensor:
+    """The detections as `detect` gives them, by operations whose number does not depend on the images, for exporting.
+
+    In each round a box counts unless a surer one of its class that counted in the round before covers it. From all
+    boxes, after n rounds, what is left out or kept is final for chains of up to n boxes that cover each other.
+
+    Shapes: as of `detect`.
+    """
+    boxes, scores, labels = _candidates(outputs)
+    one, other = boxes.unsqueeze(2), boxes.unsqueeze(1)
+    sides = torch.minimum(one[..., 2:], other[..., 2:]) - torch.maximum(one[..., :2], other[..., :2])
+    common, areas = sides.clamp(min=0).prod(3), (boxes[..., 2:] - boxes[..., :2]).prod(2)
+    covers = common > options.overlap * (areas.unsqueeze(2) + areas.unsqueeze(1) - common)
+    covers &= (labels.unsqueeze(2) == labels.unsqueeze(1)) & torch.ones_like(covers[0]).tril(-1)
+    sure = kept = scores >= options.least_score
+    for _ in range(_ROUNDS):
+        kept = sure & ((covers.float() @ kept.float().unsqueeze(2)).squeeze(2) == 0)
+    best, place = torch.where(kept, scores, -1).topk(min(MOST, scores.shape[1]), 1)
+    rows = torch.cat((boxes, scores.unsqueeze(2), labels.unsqueeze(2).to(boxes)), 2)
+    none = F.pad(boxes.new_full((1, 1, 1), -1.0), (5, 0))
+    rows = torch.where(best.unsqueeze(2) < 0, none, rows.gather(1, place.unsqueeze(2).expand(-1, -1, 6)))
+    return torch.cat((rows, none.expand(rows.shape[0], MOST - rows.shape[1], 6)), 1)
 
 
 class DetectionMetrics(Metrics):
@@ -211,6 +242,7 @@ class Detection(Task):
     example_model = "detector_small"
     larger_sides = (8.0, 6.0, 4.0, 3.0, 2.0, 1.5)
     example_data = "shape_boxes"
+    finished_as = "detections"
     settings: ClassVar[Mapping[str, Any]] = {"batch_size": 16}
     example_settings: ClassVar[Mapping[str, Any]] = {"img_size": 64, "epochs": 12}
     train_metrics = False
@@ -243,6 +275,10 @@ class Detection(Task):
     def kept(self, outputs: Tensor) -> Tensor:
         """The detections: (batch, 100, 6), see `detect`."""
         return detect(outputs, self.options)
+
+    def finish(self, model: nn.Module, scores: Tensor) -> Tensor:
+        """The detections, as `kept` gives them."""
+        return detect_in_rounds(scores, self.options)
 
     def outputs_in_words(self) -> str:
         return (
