@@ -1,8 +1,9 @@
-"""Images with the boxes of their objects, from Pascal VOC, COCO or YOLO folders, as splits for training a detector."""
+"""Images with the boxes of their objects, from Pascal VOC, COCO, YOLO or labelme folders, as splits for training a
+detector."""
 
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from typing import Self
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mereo.data.boxes import BoxedImage, formats_in, read_boxes
+from mereo.data.boxes import FORMATS_OF_BOXES, BoxedImage, formats_in, read_boxes
 from mereo.data.contents import Contents
 from mereo.data.decode import FORMATS
 from mereo.data.encoded import FileSplit
@@ -94,6 +95,73 @@ def _header(tree: Tree, file: str) -> tuple[int, int] | str:
     return "images that their EXIF tag turns, unlike their boxes, left out" if turned else size
 
 
+def annotated(
+    contents: Contents, counts: Counter[str], *, evaluation: bool = False
+) -> tuple[str, dict[str, list[tuple[BoxedImage, tuple[int, int]]]]]:
+    """The format in which a tree has boxes, and its images with boxes by split, each with its size.
+
+    Args:
+        contents: of the tree.
+        counts: gets the numbers of images and annotations that are left out, by the reason.
+        evaluation: whether the images are for a trained network, which needs no training images.
+
+    Raises:
+        UsageError: without boxes, with boxes in several formats, and without training images.
+    """
+    tree, found = contents.tree, formats_in(contents)
+    where = f"data is {str(tree.path)!r}, which has"
+    if len(found) != 1:
+        what = " and in ".join(f"{kind} ({files[0]})" for kind, files in found.items())
+        raise UsageError(
+            f"{where} boxes in {what}; keep one of them."
+            if found
+            else f"{where} no boxes in {FORMATS_OF_BOXES}; task detection needs them."
+        )
+    kind, missing, listed = next(iter(found)), list[str](), set[str]()
+    parts: dict[str, list[tuple[BoxedImage, tuple[int, int]]]] = {}
+    count = sum(map(contents.is_image, tree.files))
+    for boxed in followed(read_boxes(contents, missing), "reading boxes", count):
+        listed.add(boxed.image)
+        size = _header(tree, boxed.image)
+        if isinstance(size, str):
+            counts[size] += 1
+        else:
+            parts.setdefault(SPLITS.get(boxed.split, boxed.split), []).append((boxed, size))
+    if set(parts) - {""} and "" in parts:
+        counts["images in no split, left out"] += len(parts.pop(""))
+    if "" in parts:
+        parts["train"] = parts.pop("")
+    if not parts:
+        raise UsageError(f"{where} boxes in {kind}, and none of their images; check its paths.")
+    if "train" not in parts and not evaluation:
+        raise UsageError(f"{where} boxes of {', '.join(parts)} and of no training images; add train.")
+    alone = [file for file in tree.files if contents.is_image(file) and file not in listed]
+    counts[f"images without an annotation, such as {alone[0]!r}, left out" if alone else ""] += len(alone)
+    counts[f"annotations without an image, such as {missing[0]!r}, left out" if missing else ""] += len(missing)
+    order = ("train", "validation", "test")
+    rows = {split: sorted(parts[split], key=lambda row: row[0].image) for split in order if split in parts}
+    return kind, rows
+
+
+def in_order(found: Collection[str], names: Sequence[str], contents: Contents) -> dict[str, int]:
+    """The index of each class: its place among the names of a trained network, or else among all names, sorted."""
+    order = tuple(names) or tuple(sorted(found))
+    if unknown := sorted(set(found) - set(order)):
+        near = ", ".join(nearest(unknown[0], order)) or ", ".join(order[:5])
+        raise UsageError(
+            f"data is {str(contents.tree.path)!r}, which has the class {unknown[0]!r}, which the network does not have;"
+            f" it has {near}."
+        )
+    return {name: number for number, name in enumerate(order)}
+
+
+def warn_of(counts: Counter[str], contents: Contents) -> None:
+    """A warning for each kind of thing that was left out, with its number."""
+    for what, count in counts.items():
+        if count:
+            warnings.warn(f"{contents.tree.path}: {what}: {count:,}", UserWarning, stacklevel=3)
+
+
 def read_box_layout(contents: Contents, names: Sequence[str] = (), *, evaluation: bool = False) -> Layout:
     """The splits of images with boxes that a tree has, and the class names, sorted.
 
@@ -110,62 +178,34 @@ def read_box_layout(contents: Contents, names: Sequence[str] = (), *, evaluation
     Warns:
         UserWarning: with the numbers of boxes, images and annotations that were left out, and why.
     """
-    tree, found = contents.tree, formats_in(contents)
-    where = f"data is {str(tree.path)!r}, which has"
-    if len(found) != 1:
-        what = " and in ".join(f"{kind} ({files[0]})" for kind, files in found.items())
+    counts = Counter[str]()
+    kind, parts = annotated(contents, counts, evaluation=evaluation)
+    rows = {
+        split: [(boxed.image, *_good(boxed, size, counts), size) for boxed, size in each]
+        for split, each in parts.items()
+    }
+    every = [row for each in rows.values() for row in each]
+    index = in_order({name for _, _, each, _ in every for name in each}, names, contents)
+    if not index:
         raise UsageError(
-            f"{where} boxes in {what}; keep one of them."
-            if found
-            else f"{where} no boxes in Pascal VOC XML, COCO JSON or YOLO text; task detection needs them."
+            f"data is {str(contents.tree.path)!r}, which has {len(every)} images and not one box that lies inside of"
+            " them."
         )
-    counts, missing = Counter[str](), list[str]()
-    parts: dict[str, list[tuple[str, Tensor, list[str], tuple[int, int]]]] = {}
-    listed = set[str]()
-    count = sum(map(contents.is_image, tree.files))
-    for boxed in followed(read_boxes(contents, missing), "reading boxes", count):
-        listed.add(boxed.image)
-        header = _header(tree, boxed.image)
-        if isinstance(header, str):
-            counts[header] += 1
-            continue
-        size = header
-        boxes, classes = _good(boxed, size, counts)
-        parts.setdefault(SPLITS.get(boxed.split, boxed.split), []).append((boxed.image, boxes, classes, size))
-    if set(parts) - {""} and "" in parts:
-        counts["images in no split, left out"] += len(parts.pop(""))
-    if "" in parts:
-        parts["train"] = parts.pop("")
-    if not parts:
-        raise UsageError(f"{where} boxes in {next(iter(found))}, and none of their images; check its paths.")
-    if "train" not in parts and not evaluation:
-        raise UsageError(f"{where} boxes of {', '.join(parts)} and of no training images; add train.")
-    alone = [file for file in contents.tree.files if contents.is_image(file) and file not in listed]
-    counts[f"images without an annotation, such as {alone[0]!r}, left out" if alone else ""] += len(alone)
-    counts[f"annotations without an image, such as {missing[0]!r}, left out" if missing else ""] += len(missing)
-    found_names = {name for rows in parts.values() for _, _, each, _ in rows for name in each}
-    order = tuple(names) or tuple(sorted(found_names))
-    if not order:
-        raise UsageError(f"{where} {sum(map(len, parts.values()))} images and not one box that lies inside of them.")
-    if unknown := sorted(found_names - set(order)):
-        near = ", ".join(nearest(unknown[0], order)) or ", ".join(order[:5])
-        raise UsageError(f"{where} the class {unknown[0]!r}, which the network does not have; it has {near}.")
-    index, splits = {name: number for number, name in enumerate(order)}, {}
-    most = max(len(each) for rows in parts.values() for _, _, each, _ in rows)
-    for split in ("train", "validation", "test"):
-        if rows := sorted(parts.get(split, []), key=lambda row: row[0]):
-            labels = [torch.tensor([index[name] for name in each], dtype=torch.int64) for _, _, each, _ in rows]
-            fields = padded([boxes for _, boxes, _, _ in rows], labels, most)
-            sizes = torch.tensor([size for _, _, _, size in rows], dtype=torch.int64)
-            splits[split] = BoxedSplit(tree, [file for file, _, _, _ in rows], fields, sizes)
-    for what, count in counts.items():
-        if count:
-            warnings.warn(f"{tree.path}: {what}: {count:,}", UserWarning, stacklevel=2)
-    objects = sum(len(each) for rows in parts.values() for _, _, each, _ in rows)
-    empty = sum(not each for rows in parts.values() for _, _, each, _ in rows)
+    most, splits = max(len(each) for _, _, each, _ in every), {}
+    for split, part in rows.items():
+        labels = [torch.tensor([index[name] for name in each], dtype=torch.int64) for _, _, each, _ in part]
+        fields = padded([boxes for _, boxes, _, _ in part], labels, most)
+        sizes = torch.tensor([size for _, _, _, size in part], dtype=torch.int64)
+        splits[split] = BoxedSplit(contents.tree, [file for file, _, _, _ in part], fields, sizes)
+    warn_of(counts, contents)
+    objects, empty = sum(len(each) for _, _, each, _ in every), sum(not each for _, _, each, _ in every)
     held = f", {empty:,} of them without objects" if empty else ""
-    evidence = (
-        f"boxes in {next(iter(found))}: {objects:,} objects of {len(order)} classes on"
-        f" {sum(map(len, parts.values())):,} images{held}, splits {', '.join(splits)}"
+    outlined = any(
+        outline.polygons or outline.runs for each in parts.values() for b, _ in each for outline in b.outlines
     )
-    return Layout(dict(splits), order, evidence)
+    also = "; with outlines, which --task segmentation learns" if outlined else ""
+    evidence = (
+        f"boxes in {kind}: {objects:,} objects of {len(index)} classes on {len(every):,} images{held}, splits"
+        f" {', '.join(splits)}{also}"
+    )
+    return Layout(dict(splits), tuple(index), evidence)

@@ -1,10 +1,11 @@
-"""Boxes around the objects of images: Pascal VOC XML, COCO JSON and YOLO text."""
+"""Boxes and outlines of the objects of images: Pascal VOC XML, COCO JSON, YOLO text and labelme JSON."""
 
 import json
+import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -19,15 +20,33 @@ from mereo.data.names import SPLITS, split_of
 from mereo.data.trees import open_tree
 from mereo.errors import MereoError, UsageError
 
-VOC, COCO, YOLO = "Pascal VOC XML", "COCO JSON", "YOLO text"
+VOC, COCO, YOLO, LABELME = "Pascal VOC XML", "COCO JSON", "YOLO text", "labelme JSON"
+FORMATS_OF_BOXES = f"{VOC}, {COCO}, {YOLO} or {LABELME}"
 _START = 2**16
 _YOLO_LINE = re.compile(r"\s*\d+(\s+-?\d*\.?\d+(e-?\d+)?){4,}\s*")
 
 
-class BoxedImage(NamedTuple):
-    """An image and the boxes of its objects.
+_POLYGON, _CIRCLE = 6, 32
+"""Least numbers of a polygon; corners of the one in place of a circle."""
 
-    Shapes: boxes float32 (n, 4), corners x0, y0, x1, y1, in pixels, or with `relative` in shares of the image.
+
+class Outline(NamedTuple):
+    """What an object covers: polygons x0, y0, x1, y1, ..., or run lengths as COCO has them; neither for a box alone.
+
+    Attributes:
+        crowd: whether these are several objects that were not told apart.
+    """
+
+    polygons: Sequence[Sequence[float]] = ()
+    runs: Mapping[str, Any] | None = None
+    crowd: bool = False
+
+
+class BoxedImage(NamedTuple):
+    """An image with the boxes of its objects, and their outlines if the format has some.
+
+    Shapes: boxes float32 (n, 4), corners x0, y0, x1, y1, in pixels, or with `relative` in shares of the image, as the
+    polygons of the outlines.
     """
 
     image: str
@@ -35,6 +54,7 @@ class BoxedImage(NamedTuple):
     boxes: Tensor
     names: list[str]
     relative: bool = False
+    outlines: Sequence[Outline] = ()
 
 
 def formats_in(contents: Contents) -> dict[str, list[str]]:
@@ -42,17 +62,19 @@ def formats_in(contents: Contents) -> dict[str, list[str]]:
     by_suffix: dict[str, list[str]] = {}
     for file in contents.tree.files:
         by_suffix.setdefault(suffix_of(file), []).append(file)
-    xml = by_suffix.get(".xml", [])
-    documents = [file for file in by_suffix.get(".json", []) if _is_coco(contents.text(file))]
+    xml, documents = by_suffix.get(".xml", []), by_suffix.get(".json", [])
+    labelme = documents if any(_is_labelme(contents.text(file, _START)) for file in documents[:5]) else []
+    coco = [] if labelme else [file for file in documents if _is_coco(contents.text(file))]
     stems = {PurePosixPath(file).stem for file in contents.tree.files if contents.is_image(file)}
     texts = [file for file in by_suffix.get(".txt", []) if PurePosixPath(file).stem in stems]
     folders = {file.rpartition("/")[0] for file in texts}
     found = {
         VOC: xml if any("<bndbox" in contents.text(file, _START) for file in xml[:5]) else [],
-        COCO: documents,
+        COCO: coco,
         YOLO: [file for file in by_suffix.get(".txt", []) if file.rpartition("/")[0] in folders and _may_label(file)]
         if any(_is_yolo(contents.text(file, _START)) for file in texts[:20])
         else [],
+        LABELME: labelme,
     }
     return {kind: files for kind, files in found.items() if files}
 
@@ -75,6 +97,10 @@ def _is_coco(text: str) -> bool:
     return all(f'"{word}"' in text for word in ("images", "annotations", "bbox"))
 
 
+def _is_labelme(text: str) -> bool:
+    return '"shapes"' in text and '"points"' in text
+
+
 def read_boxes(contents: Contents, missing: list[str] | None = None) -> Iterator[BoxedImage]:
     """The images of a tree with their boxes, none for an image whose annotation lists none.
 
@@ -87,7 +113,7 @@ def read_boxes(contents: Contents, missing: list[str] | None = None) -> Iterator
     """
     found = boxes_in(contents)
     if found is None:
-        raise MereoError(f"{contents.tree.path} has no boxes ({VOC}, {COCO} or {YOLO}); give a folder that has.")
+        raise MereoError(f"{contents.tree.path} has no boxes ({FORMATS_OF_BOXES}); give a folder that has.")
     kind, files = found
     missing = [] if missing is None else missing
     finder = ImageFinder([file for file in contents.tree.files if contents.is_image(file)], contents.tree.path)
@@ -99,7 +125,10 @@ def read_boxes(contents: Contents, missing: list[str] | None = None) -> Iterator
                 yield from _coco(json.loads(contents.text(file)), file, finder, missing)
                 continue
             text = contents.text(file)
-            boxed = _voc(text, file, finder) if kind == VOC else _yolo(text, file, finder, names)
+            if kind == LABELME:
+                boxed = _labelme(json.loads(text), file, finder)
+            else:
+                boxed = _voc(text, file, finder) if kind == VOC else _yolo(text, file, finder, names)
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise MereoError(f"{contents.tree.path / file} cannot be read as {kind} ({error}); repair it.") from error
         if boxed is None:
@@ -175,12 +204,43 @@ def _coco(found: dict[str, Any], file: str, finder: ImageFinder, missing: list[s
             given = torch.tensor([box["bbox"] for box in boxes], dtype=torch.float32).reshape(-1, 4)
             corners = box_convert(given, "xywh", "xyxy")
             classes = [names.get(box["category_id"], str(box["category_id"])) for box in boxes]
-            yield BoxedImage(image, _split_in(file) or _split_in(image), corners, classes)
+            outlines = [_outline(box.get("segmentation") or (), bool(box.get("iscrowd"))) for box in boxes]
+            yield BoxedImage(image, _split_in(file) or _split_in(image), corners, classes, outlines=outlines)
+
+
+def _outline(found: Any, crowd: bool) -> Outline:
+    if isinstance(found, dict):
+        return Outline((), found, crowd)
+    return Outline(found if isinstance(found, list) else (), None, crowd)
+
+
+def _labelme(found: dict[str, Any], file: str, finder: ImageFinder) -> BoxedImage | None:
+    image = finder.find(str(found.get("imagePath") or "")) or finder.find(PurePosixPath(file).stem)
+    if image is None:
+        return None
+    shapes = [(str(each["label"]), points) for each in found["shapes"] if (points := _closed(each))]
+    sides = [[float(end(line)) for end in (min, max) for line in zip(*points, strict=True)] for _, points in shapes]
+    outlines = [Outline([[float(value) for point in points for value in point]]) for _, points in shapes]
+    boxes = torch.tensor(sides).reshape(-1, 4)
+    return BoxedImage(image, _split_in(image), boxes, [name for name, _ in shapes], outlines=outlines)
+
+
+def _closed(shape: dict[str, Any]) -> list[tuple[float, float]]:
+    """The corners of a shape of labelme; none for points and lines, which enclose nothing."""
+    points, kind = [(float(x), float(y)) for x, y in shape["points"]], shape.get("shape_type") or "polygon"
+    if kind == "rectangle" and len(points) == 2:
+        (left, top), (right, bottom) = points
+        return [(left, top), (right, top), (right, bottom), (left, bottom)]
+    if kind == "circle" and len(points) == 2:
+        (x, y), radius = points[0], math.dist(*points)
+        turns = [2 * math.pi * corner / _CIRCLE for corner in range(_CIRCLE)]
+        return [(x + radius * math.cos(turn), y + radius * math.sin(turn)) for turn in turns]
+    return points if kind in ("polygon", "rectangle") and len(points) > 2 else []
 
 
 def _yolo_corners(numbers: list[float]) -> list[float]:
     """The corners of a box given by its centre and size, with or without a confidence, or by a polygon around it."""
-    if len(numbers) < 6:
+    if len(numbers) < _POLYGON:
         x, y, width, height = numbers[:4]
         return [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
     return [min(numbers[::2]), min(numbers[1::2]), max(numbers[::2]), max(numbers[1::2])]
@@ -194,9 +254,11 @@ def _yolo(text: str, file: str, finder: ImageFinder, names: dict[int, str]) -> B
     image = finder.find(re.sub(r"(^|.*/)labels/", r"\1images/", file.removesuffix(".txt")))
     if image is None:
         return None
-    shares = torch.tensor([_yolo_corners([float(cell) for cell in row[1:]]) for row in rows]).reshape(-1, 4)
+    numbers = [[float(cell) for cell in row[1:]] for row in rows]
+    shares = torch.tensor([_yolo_corners(each) for each in numbers]).reshape(-1, 4)
     classes = [names.get(int(row[0]), row[0]) for row in rows]
-    return BoxedImage(image, _split_in(image), shares, classes, relative=True)
+    outlines = [Outline([each] if len(each) >= _POLYGON else []) for each in numbers]
+    return BoxedImage(image, _split_in(image), shares, classes, relative=True, outlines=outlines)
 
 
 def _yolo_names(contents: Contents) -> dict[int, str]:

@@ -27,6 +27,7 @@ from mereo.data.folder import Below, class_layout
 from mereo.data.layout_options import LayoutOptions
 from mereo.data.mask_folder import CLASS_FILE, listed_names, masks_beside, read_mask_layout
 from mereo.data.names import LISTS, PARTS, SPLITS, is_part, is_table, split_of, words_of
+from mereo.data.outlines import read_outline_layout
 from mereo.data.table import TableBeside, check_repeated, layout_of_rows, read_table, tables_beside
 from mereo.data.targets import targets_layout
 from mereo.data.trees import Tree, open_tree
@@ -116,6 +117,8 @@ class Recogniser:
             masks = self._masks()
             if masks is not None:
                 return masks
+            if options.task == "segmentation" and boxes_in(contents):
+                return read_outline_layout(contents, options.names, evaluation=self.evaluation)
         if options.classes.startswith("name"):
             return self._by_name(options.classes)
         tables, reasons = ([], []) if stated else self._tables()

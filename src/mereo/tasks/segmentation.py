@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.data import Batch
+from mereo.data.layout_options import LayoutOptions
 from mereo.data.motion import IGNORED
 from mereo.errors import UsageError, check_not_negative
 from mereo.files import write_atomically
@@ -226,6 +227,9 @@ class Segmentation(Task):
     @property
     def cell_names(self) -> tuple[str, ...]:
         return tuple(f"share of {name}" for name in self.class_names)
+
+    def read_as(self, layout: LayoutOptions) -> LayoutOptions:
+        return layout._replace(task=self.name, follows=False, names=self.class_names)
 
     def objective(self, model: nn.Module, settings: Settings) -> SegmentationObjective:
         for name in ("mixup", "cutmix"):
