@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from mereo.data import dataset_info, load_splits
+from mereo.data.box_folder import read_box_layout
 from mereo.data.boxes import Outline
 from mereo.data.contents import Contents
 from mereo.data.layout_options import LayoutOptions
@@ -125,6 +126,25 @@ def test_the_formats_are_the_same_masks(tmp_path: Path, form: str, stream: bool)
     splits = load_splits(str(data), img_size=(HEIGHT, WIDTH), **options)  # type: ignore[arg-type]
     read = torch.cat([part.batch(torch.arange(1)).masks for part in (splits.train, splits.test) if part is not None])
     assert sorted((read == 1).sum((1, 2)).tolist()) == [0, 121]
+
+
+@pytest.mark.parametrize("form", ["coco", "labelme"])
+def test_crowds_and_what_is_to_be_ignored_have_no_box_and_no_class(tmp_path: Path, form: str) -> None:
+    data = write(tmp_path / "data", form)
+    if form == "coco":
+        path = data / "instances.json"
+        path.write_text(path.read_text().replace('"category_id": 1,', '"category_id": 1, "iscrowd": 1,'))
+    else:
+        path = data / "images/0.json"
+        path.write_text(path.read_text().replace('"dog"', '"__ignore__"'))
+    layout = read_outline_layout(Contents(open_tree(data)))
+    assert layout.names == ("background", "cat")
+    masks = layout.splits["train"].masks
+    assert masks is not None
+    with masks.open(0) as opened, Image.open(opened) as image:
+        assert np.asarray(image)[9, 20] == 255
+    with pytest.warns(UserWarning, match="crowds, or marked to be ignored, left out: 1"):
+        assert read_box_layout(Contents(open_tree(data))).names == ("cat",)
 
 
 def test_what_is_wrong_is_counted_and_classes_of_a_network_keep_their_order(tmp_path: Path) -> None:

@@ -73,11 +73,14 @@ def _good(boxed: BoxedImage, size: tuple[int, int], counts: Counter[str]) -> tup
     limits = torch.tensor((size[1], size[0], size[1], size[0]), dtype=torch.float32)
     boxes = boxed.boxes * limits if boxed.relative else boxed.boxes
     inside = boxes.clamp(min=0).minimum(limits)
+    crowds = torch.tensor([outline.crowd for outline in boxed.outlines] or [False] * len(boxes), dtype=torch.bool)
     real = boxes.isfinite().all(1) & (boxes[:, 2:] > boxes[:, :2]).all(1)
-    kept = real & (inside[:, 2:] - inside[:, :2] >= 1e-3).all(1)
+    there = (inside[:, 2:] - inside[:, :2] >= 1e-3).all(1)
+    kept = real & there & ~crowds
     beyond = kept & ((boxes - inside).abs() > _BORDER).any(1)
-    counts["boxes that are inverted, empty or no numbers, left out"] += int((~real).sum())
-    counts["boxes outside of their images, left out"] += int((real & ~kept).sum())
+    counts["boxes around crowds, or marked to be ignored, left out"] += int(crowds.sum())
+    counts["boxes that are inverted, empty or no numbers, left out"] += int((~real & ~crowds).sum())
+    counts["boxes outside of their images, left out"] += int((real & ~there & ~crowds).sum())
     counts["boxes partly outside of their images, cut"] += int(beyond.sum())
     return inside[kept], [name for name, good in zip(boxed.names, kept.tolist(), strict=True) if good]
 

@@ -26,15 +26,15 @@ _START = 2**16
 _YOLO_LINE = re.compile(r"\s*\d+(\s+-?\d*\.?\d+(e-?\d+)?){4,}\s*")
 
 
-_POLYGON, _CIRCLE = 6, 32
-"""Least numbers of a polygon; corners of the one in place of a circle."""
+_IGNORED, _POLYGON, _CIRCLE = "__ignore__", 6, 32
+"""Label of labelme for what is of no class; least numbers of a polygon; corners of the one in place of a circle."""
 
 
 class Outline(NamedTuple):
     """What an object covers: polygons x0, y0, x1, y1, ..., or run lengths as COCO has them; neither for a box alone.
 
     Attributes:
-        crowd: whether these are several objects that were not told apart.
+        crowd: whether these are several objects that were not told apart, or what labelme calls "__ignore__".
     """
 
     polygons: Sequence[Sequence[float]] = ()
@@ -220,7 +220,8 @@ def _labelme(found: dict[str, Any], file: str, finder: ImageFinder) -> BoxedImag
         return None
     shapes = [(str(each["label"]), points) for each in found["shapes"] if (points := _closed(each))]
     sides = [[float(end(line)) for end in (min, max) for line in zip(*points, strict=True)] for _, points in shapes]
-    outlines = [Outline([[float(value) for point in points for value in point]]) for _, points in shapes]
+    polygons = [[float(value) for point in points for value in point] for _, points in shapes]
+    outlines = [Outline([each], None, name == _IGNORED) for each, (name, _) in zip(polygons, shapes, strict=True)]
     boxes = torch.tensor(sides).reshape(-1, 4)
     return BoxedImage(image, _split_in(image), boxes, [name for name, _ in shapes], outlines=outlines)
 

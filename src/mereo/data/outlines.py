@@ -155,7 +155,7 @@ def read_outline_layout(contents: Contents, names: Sequence[str] = (), *, evalua
             good = [(name, _good(each, scale, counts)) for name, each in zip(boxed.names, given, strict=True)]
             objects = [(name, outline) for name, outline in good if outline is not None]
             drawn[split].append((boxed.image, (height, width), objects))
-    found = {name for rows in drawn.values() for _, _, objects in rows for name, _ in objects}
+    found = {name for rows in drawn.values() for _, _, some in rows for name, outline in some if not outline.crowd}
     where = f"data is {str(contents.tree.path)!r}, which has"
     if not found:
         raise UsageError(f"{where} boxes in {kind} and no outlines of objects; give --task detection.")
@@ -165,7 +165,9 @@ def read_outline_layout(contents: Contents, names: Sequence[str] = (), *, evalua
     warn_of(counts, contents)
     splits = {}
     for split, images in drawn.items():
-        drawings = [Drawing(image, size, [(index[name], each) for name, each in some]) for image, size, some in images]
+        drawings = [
+            Drawing(image, size, [(index.get(name, VOID), each) for name, each in some]) for image, size, some in images
+        ]
         files = [drawing.image for drawing in drawings]
         splits[split] = FileSplit(contents.tree, files, torch.zeros(len(files), dtype=torch.int64))
         splits[split].masks, splits[split].classes = DrawnMasks(drawings), len(index)
