@@ -53,7 +53,7 @@ def draw_comparison(rows: Sequence[Row], path: Path, title: str) -> None:
         axes.barh(range(len(rows)), values, color=_colours(rows), height=0.65, alpha=0.75)
         for place, value in enumerate(values):
             axes.text(value, place, f" {show(value)}", va="center", fontsize=8)
-        axes.set_xlim(0, 1.25 * max(*values, 1e-9))
+        axes.set_xlim(0, (1.25 if few else 1.4) * max(*values, 1e-9))
         axes.xaxis.set_major_locator(MaxNLocator(4))
         axes.xaxis.set_major_formatter(lambda amount, _: count(amount))
     _draw_metric(grid[0], rows)
@@ -82,7 +82,8 @@ def _draw_metric(axes: Any, rows: Sequence[Row]) -> None:
     every, scale = [], rows[0].scale
     for place, (row, colour) in enumerate(zip(rows, _colours(rows), strict=True)):
         mean, spread = scale * row.value, scale * (row.spread or 0.0)
-        every += [mean - spread, mean + spread]
+        ends = [mean - spread, mean + spread, *(scale * value for value in row.values)]
+        every += ends
         axes.errorbar(mean, place, xerr=spread, fmt="D", color=colour, markersize=7, capsize=4)
         if len(row.values) > 1:
             axes.plot([scale * v for v in row.values], [place + 0.22] * len(row.values), "k.", markersize=5, alpha=0.6)
@@ -91,11 +92,11 @@ def _draw_metric(axes: Any, rows: Sequence[Row]) -> None:
             axes.text(mean, place - 0.2, shown, ha="center", fontsize=8)
         else:
             axes.annotate(
-                shown, (mean, place), (-6, 0), textcoords="offset points", ha="right", va="center", fontsize=8
+                shown, (min(ends), place), (-5, 0), textcoords="offset points", ha="right", va="center", fontsize=8
             )
     least = 1.0 if scale == 100 else 0.01 * max(map(abs, every)) or 1.0
     room = max(max(every) - min(every), least)
-    left = 0.3 if len(rows) < MANY else 0.6
+    left = 0.3 if len(rows) < MANY else 1.0
     axes.set_xlim(min(every) - left * room, max(every) + 0.3 * room)
 
 
