@@ -240,7 +240,6 @@ class Detection(Task):
     is_share = True
     Options = DetectionOptions
     example_model = "detector_small"
-    larger_sides = (8.0, 6.0, 4.0, 3.0, 2.0, 1.5)
     example_data = "shape_boxes"
     finished_as = "detections"
     settings: ClassVar[Mapping[str, Any]] = {"batch_size": 16}
