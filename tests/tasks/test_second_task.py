@@ -234,7 +234,7 @@ def test_compare_ranks_by_the_metric_of_the_task(call, monkeypatch):
     assert code == 0, err
     rows = json.loads(Path("runs/compare-digits/comparison.json").read_text())["networks"]
     assert rows[0]["error"] < rows[1]["error"], "less is better"
-    assert "test error" in out and "Error on" in out
+    assert "test error" in out and "Test error is the mean over the seeds" in out
 
 
 @pytest.mark.parametrize(
