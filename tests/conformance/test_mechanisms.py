@@ -4,8 +4,11 @@ import importlib
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from mereo.catalogue import FAMILIES, MECHANISMS, Mechanism
+from mereo.core import record
 from mereo.core.mechanism_checks import CHECKS, Check, check_compiled
 from reconstructions import check_reconstruction
 
@@ -20,6 +23,9 @@ COMPILED = {
 """One of each of these families, since the default backend takes some twenty seconds for a mechanism."""
 SLOW = ("compiles_to_one_graph", "exports_with_a_free_batch_size")
 every_mechanism = pytest.mark.parametrize("entry", [pytest.param(entry, id=name) for name, entry in ENTRIES])
+every_module = pytest.mark.parametrize(
+    "entry", [pytest.param(entry, id=name) for name, entry in ENTRIES if isinstance(entry.target, type)]
+)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +45,20 @@ def test_promise(check: Check, entry: Mechanism) -> None:
 @pytest.mark.parametrize("entry", COMPILED.values(), ids=lambda entry: entry.name)
 def test_compiles_with_the_default_backend(entry: Mechanism) -> None:
     check_compiled(entry, "inductor", tolerance=1e-3)  # it sums in another order
+
+
+@every_module
+def test_operations_are_counted_alike_with_gradients_and_without(entry: Mechanism) -> None:
+    # What computes faster without gradients must run its layers while it is recorded, as counting does.
+    module, inputs = entry.example()
+    module.eval().requires_grad_(False)
+
+    def counted(gradients: bool) -> int:
+        with record(module), torch.set_grad_enabled(gradients), FlopCounterMode(display=False) as counter:
+            module(*inputs)
+        return counter.get_total_flops()
+
+    assert counted(False) == counted(True)
 
 
 @every_mechanism

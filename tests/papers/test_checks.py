@@ -154,8 +154,3 @@ def test_a_claim_is_run_again(
     assert "no column 'x1'" in capsys.readouterr().out
     with pytest.raises(UsageError, match="kiefr"):
         check(["kiefr"])
-
-
-@pytest.mark.long
-def test_counts_of_parameters_and_multiply_adds_are_those_of_the_page() -> None:
-    assert check(["gates"]) == 0
