@@ -1,6 +1,7 @@
 """Masks drawn from outlines: against loops over pixels, the formats are one data set, and faults are counted."""
 
 import json
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from PIL import Image
 
 from mereo.data import dataset_info, load_splits
 from mereo.data.box_folder import read_box_layout
-from mereo.data.boxes import Outline
+from mereo.data.boxes import Outline, write_crops
 from mereo.data.contents import Contents
 from mereo.data.layout_options import LayoutOptions
 from mereo.data.outlines import Drawing, draw, pixels_inside, pixels_of, read_outline_layout
@@ -61,12 +62,12 @@ def test_run_lengths_go_down_the_columns() -> None:
 def test_small_objects_lie_over_large_ones_and_crowds_are_of_no_class() -> None:
     runs = {"size": [4, 4], "counts": [0, 4, 12]}
     objects = [
-        (1, Outline([[1, 1, 3, 1, 3, 3, 1, 3]])),
-        (2, Outline([[0, 0, 4, 0, 4, 4, 0, 4]])),
-        (3, Outline((), runs, True)),
+        ("cup", Outline([[1, 1, 3, 1, 3, 3, 1, 3]])),
+        ("table", Outline([[0, 0, 4, 0, 4, 4, 0, 4]])),
+        ("person", Outline((), runs, True)),
     ]
     outer, inner = [255, 2, 2, 2], [255, 1, 1, 2]
-    assert draw(Drawing("a", (4, 4), objects)).tolist() == [outer, inner, inner, outer]
+    assert draw(Drawing("a", (4, 4), objects), {"cup": 1, "table": 2}).tolist() == [outer, inner, inner, outer]
 
 
 def write(root: Path, form: str) -> Path:
@@ -95,7 +96,6 @@ def write(root: Path, form: str) -> Path:
             shapes = [{"label": name, "points": np.reshape(polygon, (-1, 2)).tolist()} for name, polygon in objects]
             for shape in shapes[:1]:
                 shape |= {"shape_type": "rectangle", "points": [shape["points"][0], shape["points"][2]]}
-            shapes += [{"label": "eel", "points": [[1, 1], [4, 4]], "shape_type": "line"}]
             files[f"images/{number}.json"] = json.dumps({"shapes": shapes, "imagePath": f"{number}.png"})
     for name, text in files.items():
         (root / name).parent.mkdir(exist_ok=True)
@@ -145,6 +145,33 @@ def test_crowds_and_what_is_to_be_ignored_have_no_box_and_no_class(tmp_path: Pat
         assert np.asarray(image)[9, 20] == 255
     with pytest.warns(UserWarning, match="crowds, or marked to be ignored, left out: 1"):
         assert read_box_layout(Contents(open_tree(data))).names == ("cat",)
+
+
+def test_points_and_lines_of_labelme_are_counted_and_circles_are_polygons(tmp_path: Path) -> None:
+    data = write(tmp_path / "data", "labelme")
+    path = data / "images/1.json"
+    shapes = [("eel", "line", [[1, 1], [4, 4]]), ("eel", "point", [[2, 2]]), ("sun", "circle", [[15, 10], [15, 4]])]
+    rows = [{"label": label, "shape_type": kind, "points": points} for label, kind, points in shapes]
+    path.write_text(json.dumps({"shapes": rows, "imagePath": "1.png"}))
+    with pytest.warns(UserWarning, match="objects with a box and no outline, left out: 2"):
+        layout = read_outline_layout(Contents(open_tree(data)))
+    masks = layout.splits["train"].masks
+    assert layout.names == ("background", "cat", "dog", "sun") and masks is not None
+    with masks.open(1) as opened, Image.open(opened) as image:
+        assert (np.asarray(image) == 3).sum() == pytest.approx(36 * math.pi, rel=0.03)
+    with pytest.warns(UserWarning, match="no numbers, left out: 2"):
+        boxes = read_box_layout(Contents(open_tree(data)))
+    assert boxes.splits["train"].fields["boxes"][1, 0].tolist() == pytest.approx([9, 4, 21, 16], abs=1e-4)
+
+
+def test_two_forms_at_once_are_refused_and_crowds_are_not_cut_out(tmp_path: Path) -> None:
+    data = write(tmp_path / "data", "labelme")
+    path = data / "images/0.json"
+    path.write_text(path.read_text().replace('"dog"', '"__ignore__"'))
+    assert write_crops(data, tmp_path / "crops") == {"cat": 1}
+    (data / "coco.json").write_text('{"images": [], "annotations": [], "bbox": []}')
+    with pytest.raises(UsageError, match=r"COCO JSON.*labelme JSON"):
+        read_box_layout(Contents(open_tree(data)))
 
 
 def test_what_is_wrong_is_counted_and_classes_of_a_network_keep_their_order(tmp_path: Path) -> None:

@@ -73,8 +73,7 @@ def _good(boxed: BoxedImage, size: tuple[int, int], counts: Counter[str]) -> tup
     limits = torch.tensor((size[1], size[0], size[1], size[0]), dtype=torch.float32)
     boxes = boxed.boxes * limits if boxed.relative else boxed.boxes
     inside = boxes.clamp(min=0).minimum(limits)
-    crowds = torch.tensor([outline.crowd for outline in boxed.outlines] or [False] * len(boxes), dtype=torch.bool)
-    real = boxes.isfinite().all(1) & (boxes[:, 2:] > boxes[:, :2]).all(1)
+    real, crowds = boxes.isfinite().all(1) & (boxes[:, 2:] > boxes[:, :2]).all(1), boxed.crowds
     there = (inside[:, 2:] - inside[:, :2] >= 1e-3).all(1)
     kept = real & there & ~crowds
     beyond = kept & ((boxes - inside).abs() > _BORDER).any(1)

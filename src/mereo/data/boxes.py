@@ -5,7 +5,8 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -24,10 +25,10 @@ VOC, COCO, YOLO, LABELME = "Pascal VOC XML", "COCO JSON", "YOLO text", "labelme 
 FORMATS_OF_BOXES = f"{VOC}, {COCO}, {YOLO} or {LABELME}"
 _START = 2**16
 _YOLO_LINE = re.compile(r"\s*\d+(\s+-?\d*\.?\d+(e-?\d+)?){4,}\s*")
-
-
-_IGNORED, _POLYGON, _CIRCLE = "__ignore__", 6, 32
-"""Label of labelme for what is of no class; least numbers of a polygon; corners of the one in place of a circle."""
+_IGNORED = "__ignore__"
+"""Label of labelme for what is of no class."""
+_POLYGON, _CIRCLE = 6, 32
+"""Least numbers of a polygon; corners of the polygon in place of a circle."""
 
 
 class Outline(NamedTuple):
@@ -56,6 +57,11 @@ class BoxedImage(NamedTuple):
     relative: bool = False
     outlines: Sequence[Outline] = ()
 
+    @property
+    def crowds(self) -> Tensor:
+        """Whether a box is around a crowd, or marked to be ignored: bool (n,)."""
+        return torch.tensor([each.crowd for each in self.outlines] or [False] * len(self.names), dtype=torch.bool)
+
 
 def formats_in(contents: Contents) -> dict[str, list[str]]:
     """The formats in which a tree has boxes, with the files of each, those taken first by `boxes_in` first."""
@@ -63,8 +69,8 @@ def formats_in(contents: Contents) -> dict[str, list[str]]:
     for file in contents.tree.files:
         by_suffix.setdefault(suffix_of(file), []).append(file)
     xml, documents = by_suffix.get(".xml", []), by_suffix.get(".json", [])
-    labelme = documents if any(_is_labelme(contents.text(file, _START)) for file in documents[:5]) else []
-    coco = [] if labelme else [file for file in documents if _is_coco(contents.text(file))]
+    coco = [file for file in documents if _is_coco(contents.text(file))]
+    others = sorted({*documents} - {*coco})
     stems = {PurePosixPath(file).stem for file in contents.tree.files if contents.is_image(file)}
     texts = [file for file in by_suffix.get(".txt", []) if PurePosixPath(file).stem in stems]
     folders = {file.rpartition("/")[0] for file in texts}
@@ -74,7 +80,7 @@ def formats_in(contents: Contents) -> dict[str, list[str]]:
         YOLO: [file for file in by_suffix.get(".txt", []) if file.rpartition("/")[0] in folders and _may_label(file)]
         if any(_is_yolo(contents.text(file, _START)) for file in texts[:20])
         else [],
-        LABELME: labelme,
+        LABELME: others if any(_is_labelme(contents.text(file, _START)) for file in others[:5]) else [],
     }
     return {kind: files for kind, files in found.items() if files}
 
@@ -117,25 +123,23 @@ def read_boxes(contents: Contents, missing: list[str] | None = None) -> Iterator
     kind, files = found
     missing = [] if missing is None else missing
     finder = ImageFinder([file for file in contents.tree.files if contents.is_image(file)], contents.tree.path)
-    lists = _listed_splits(contents, finder) if kind == YOLO else _voc_splits(contents)
+    lists = _voc_splits(contents) | _listed_splits(contents, finder)
     names = _yolo_names(contents) if kind == YOLO else {}
+    read: dict[str, Callable[[str, str, ImageFinder], BoxedImage | None]]
+    read = {VOC: _voc, YOLO: partial(_yolo, names=names), LABELME: _labelme}
     for file in files:
         try:
             if kind == COCO:
                 yield from _coco(json.loads(contents.text(file)), file, finder, missing)
                 continue
-            text = contents.text(file)
-            if kind == LABELME:
-                boxed = _labelme(json.loads(text), file, finder)
-            else:
-                boxed = _voc(text, file, finder) if kind == VOC else _yolo(text, file, finder, names)
+            boxed = read[kind](contents.text(file), file, finder)
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise MereoError(f"{contents.tree.path / file} cannot be read as {kind} ({error}); repair it.") from error
         if boxed is None:
             missing.append(file)
         else:
-            named = boxed.image if kind == YOLO else PurePosixPath(file).stem
-            yield boxed._replace(split=lists.get(named, boxed.split))
+            listed = lists.get(boxed.image) or lists.get(PurePosixPath(file).stem)
+            yield boxed._replace(split=listed or boxed.split)
 
 
 def _voc_splits(contents: Contents) -> dict[str, str]:
@@ -204,7 +208,7 @@ def _coco(found: dict[str, Any], file: str, finder: ImageFinder, missing: list[s
             given = torch.tensor([box["bbox"] for box in boxes], dtype=torch.float32).reshape(-1, 4)
             corners = box_convert(given, "xywh", "xyxy")
             classes = [names.get(box["category_id"], str(box["category_id"])) for box in boxes]
-            outlines = [_outline(box.get("segmentation") or (), bool(box.get("iscrowd"))) for box in boxes]
+            outlines = [_outline(box.get("segmentation"), bool(box.get("iscrowd"))) for box in boxes]
             yield BoxedImage(image, _split_in(file) or _split_in(image), corners, classes, outlines=outlines)
 
 
@@ -214,29 +218,40 @@ def _outline(found: Any, crowd: bool) -> Outline:
     return Outline(found if isinstance(found, list) else (), None, crowd)
 
 
-def _labelme(found: dict[str, Any], file: str, finder: ImageFinder) -> BoxedImage | None:
+def _labelme(text: str, file: str, finder: ImageFinder) -> BoxedImage | None:
+    found = json.loads(text)
     image = finder.find(str(found.get("imagePath") or "")) or finder.find(PurePosixPath(file).stem)
     if image is None:
         return None
-    shapes = [(str(each["label"]), points) for each in found["shapes"] if (points := _closed(each))]
-    sides = [[float(end(line)) for end in (min, max) for line in zip(*points, strict=True)] for _, points in shapes]
-    polygons = [[float(value) for point in points for value in point] for _, points in shapes]
-    outlines = [Outline([each], None, name == _IGNORED) for each, (name, _) in zip(polygons, shapes, strict=True)]
-    boxes = torch.tensor(sides).reshape(-1, 4)
-    return BoxedImage(image, _split_in(image), boxes, [name for name, _ in shapes], outlines=outlines)
+    names = [str(shape["label"]) for shape in found["shapes"]]
+    polygons = [_labelme_polygon(shape) for shape in found["shapes"]]
+    # A point or a line encloses nothing: its box has no numbers, and is counted as such.
+    sides = [_around(polygon) if polygon else [math.nan] * 4 for polygon in polygons]
+    outlines = [
+        Outline([polygon] if polygon else [], None, name == _IGNORED)
+        for name, polygon in zip(names, polygons, strict=True)
+    ]
+    return BoxedImage(image, _split_in(image), torch.tensor(sides).reshape(-1, 4), names, outlines=outlines)
 
 
-def _closed(shape: dict[str, Any]) -> list[tuple[float, float]]:
-    """The corners of a shape of labelme; none for points and lines, which enclose nothing."""
+def _labelme_polygon(shape: dict[str, Any]) -> list[float]:
+    """The polygon of a shape of labelme; empty for points and lines."""
     points, kind = [(float(x), float(y)) for x, y in shape["points"]], shape.get("shape_type") or "polygon"
     if kind == "rectangle" and len(points) == 2:
         (left, top), (right, bottom) = points
-        return [(left, top), (right, top), (right, bottom), (left, bottom)]
-    if kind == "circle" and len(points) == 2:
+        points = [(left, top), (right, top), (right, bottom), (left, bottom)]
+    elif kind == "circle" and len(points) == 2:
         (x, y), radius = points[0], math.dist(*points)
         turns = [2 * math.pi * corner / _CIRCLE for corner in range(_CIRCLE)]
-        return [(x + radius * math.cos(turn), y + radius * math.sin(turn)) for turn in turns]
-    return points if kind in ("polygon", "rectangle") and len(points) > 2 else []
+        points = [(x + radius * math.cos(turn), y + radius * math.sin(turn)) for turn in turns]
+    elif kind not in ("polygon", "rectangle") or len(points) < 3:
+        return []
+    return [value for point in points for value in point]
+
+
+def _around(polygon: Sequence[float]) -> list[float]:
+    """The corners of the box around a polygon."""
+    return [min(polygon[::2]), min(polygon[1::2]), max(polygon[::2]), max(polygon[1::2])]
 
 
 def _yolo_corners(numbers: list[float]) -> list[float]:
@@ -244,7 +259,7 @@ def _yolo_corners(numbers: list[float]) -> list[float]:
     if len(numbers) < _POLYGON:
         x, y, width, height = numbers[:4]
         return [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
-    return [min(numbers[::2]), min(numbers[1::2]), max(numbers[::2]), max(numbers[1::2])]
+    return _around(numbers)
 
 
 def _yolo(text: str, file: str, finder: ImageFinder, names: dict[int, str]) -> BoxedImage | None:
@@ -323,6 +338,8 @@ def write_crops(source: Path, target: Path, *, least: int = 8) -> dict[str, int]
         corners = boxed.boxes * torch.tensor([image.width, image.height] * 2) if boxed.relative else boxed.boxes
         corners = clip_boxes_to_image(corners.nan_to_num(), (image.height, image.width)).round()
         for number in remove_small_boxes(corners, least).tolist():
+            if boxed.crowds[number]:
+                continue
             name, stem = _as_name(boxed.names[number]), _as_name(boxed.image.rpartition(".")[0])
             folder = target / boxed.split / name
             folder.mkdir(parents=True, exist_ok=True)

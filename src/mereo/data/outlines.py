@@ -27,7 +27,7 @@ class Drawing(NamedTuple):
 
     image: str
     size: tuple[int, int]
-    objects: Sequence[tuple[int, Outline]]
+    objects: Sequence[tuple[str, Outline]]
 
 
 class Part(NamedTuple):
@@ -78,18 +78,18 @@ def pixels_inside(polygon: Sequence[float], size: tuple[int, int]) -> Part:
     return Part((slice(top, bottom), slice(left, right)), turns.cumsum(1)[:, :-1] % 2 == 1)
 
 
-def draw(drawing: Drawing) -> NDArray[np.uint8]:
-    """The class of each pixel, small objects over large ones; 255 where objects were not told apart.
+def draw(drawing: Drawing, index: Mapping[str, int]) -> NDArray[np.uint8]:
+    """The index of the class of each pixel, small objects over large ones; 255 for crowds and what is to be ignored.
 
     Shapes: -> uint8 (height, width).
     """
     mask, layers = np.zeros(drawing.size, dtype=np.uint8), []
-    for label, outline in drawing.objects:
+    for name, outline in drawing.objects:
         whole = slice(None), slice(None)
         parts = [pixels_inside(polygon, drawing.size) for polygon in outline.polygons]
         parts += [] if outline.runs is None else [Part(whole, pixels_of(outline.runs, drawing.size))]
         area = sum(int(part.pixels.sum()) for part in parts)
-        layers.append((area, VOID if outline.crowd else label, parts))
+        layers.append((area, VOID if outline.crowd else index[name], parts))
     for _, value, parts in sorted(layers, key=lambda layer: -layer[0]):
         for part in parts:
             mask[part.place][part.pixels] = value
@@ -99,14 +99,14 @@ def draw(drawing: Drawing) -> NDArray[np.uint8]:
 class DrawnMasks(Store):
     """Masks that are drawn when they are read."""
 
-    def __init__(self, drawings: Sequence[Drawing]) -> None:
-        self._drawings = drawings
+    def __init__(self, drawings: Sequence[Drawing], index: Mapping[str, int]) -> None:
+        self._drawings, self._index = drawings, index
 
     def open(self, number: int) -> BinaryIO:
         from PIL import Image
 
         stream = io.BytesIO()
-        Image.fromarray(draw(self._drawings[number])).save(stream, "PNG", compress_level=1)
+        Image.fromarray(draw(self._drawings[number], self._index)).save(stream, "PNG", compress_level=1)
         stream.seek(0)
         return stream
 
@@ -146,16 +146,17 @@ def read_outline_layout(contents: Contents, names: Sequence[str] = (), *, evalua
     """
     counts = Counter[str]()
     kind, parts = annotated(contents, counts, evaluation=evaluation)
-    drawn: dict[str, list[tuple[str, tuple[int, int], list[tuple[str, Outline]]]]] = {}
+    drawings: dict[str, list[Drawing]] = {}
     for split, rows in parts.items():
-        drawn[split] = []
+        drawings[split] = []
         for boxed, (height, width) in rows:
             scale = (width, height) if boxed.relative else (1, 1)
             given = boxed.outlines or [Outline()] * len(boxed.names)
             good = [(name, _good(each, scale, counts)) for name, each in zip(boxed.names, given, strict=True)]
             objects = [(name, outline) for name, outline in good if outline is not None]
-            drawn[split].append((boxed.image, (height, width), objects))
-    found = {name for rows in drawn.values() for _, _, some in rows for name, outline in some if not outline.crowd}
+            drawings[split].append(Drawing(boxed.image, (height, width), objects))
+    objects = [each for part in drawings.values() for drawing in part for each in drawing.objects]
+    found = {name for name, outline in objects if not outline.crowd}
     where = f"data is {str(contents.tree.path)!r}, which has"
     if not found:
         raise UsageError(f"{where} boxes in {kind} and no outlines of objects; give --task detection.")
@@ -164,13 +165,9 @@ def read_outline_layout(contents: Contents, names: Sequence[str] = (), *, evalua
         raise UsageError(f"{where} {len(index)} classes; masks of 8 bits have at most {VOID}.")
     warn_of(counts, contents)
     splits = {}
-    for split, images in drawn.items():
-        drawings = [
-            Drawing(image, size, [(index.get(name, VOID), each) for name, each in some]) for image, size, some in images
-        ]
-        files = [drawing.image for drawing in drawings]
+    for split, part in drawings.items():
+        files = [drawing.image for drawing in part]
         splits[split] = FileSplit(contents.tree, files, torch.zeros(len(files), dtype=torch.int64))
-        splits[split].masks, splits[split].classes = DrawnMasks(drawings), len(index)
-    count = sum(len(objects) for rows in drawn.values() for _, _, objects in rows)
-    evidence = f"outlines in {kind}: {count:,} objects of {len(found)} classes, splits {', '.join(splits)}"
+        splits[split].masks, splits[split].classes = DrawnMasks(part, index), len(index)
+    evidence = f"outlines in {kind}: {len(objects):,} objects of {len(found)} classes, splits {', '.join(splits)}"
     return Layout(splits, tuple(index), evidence)
