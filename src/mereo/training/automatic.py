@@ -39,8 +39,8 @@ LEAST_EPOCHS, ENOUGH_EPOCHS, ENOUGH_STEPS, AT_MOST = 15, 60, 2500, 10
 """Epochs that a network needs to learn; epochs, or steps if images are few, beyond which little is gained; and the
 largest multiple of these in a training with a given time."""
 EPOCHS_TO_ENLARGE, CHEAPEST = 40, 0.5
-"""Epochs of larger images that must fit for them to be chosen; the least share of the time that their area suggests
-which they are expected to take, before it is measured."""
+"""Epochs of larger images that must fit for them to be chosen. Before larger images are timed, they are taken to cost
+at least CHEAPEST of what their area suggests."""
 LARGE, SMALLER, MULTIPLE = 64, (0.75, 0.5, 0.3), 32
 """Networks of larger images get smaller ones, multiples of 32, where LEAST_EPOCHS of their own do not fit."""
 STEP, EPOCH = 1.1, 0.15
@@ -267,14 +267,16 @@ class Chooser:
         given = self.config.minutes
         minutes = given or round(min(max(self.facts.images / IMAGES, 1) * MINUTES, MOST_MINUTES), 2)
         for side in sides:
-            larger = side / own if side and own and side > own else 0.0
-            least = CHEAPEST * larger**2 * seconds(own, self.config.precision) if larger else 0.0
-            if larger and epochs_of(self.config, self.facts, least, minutes) < EPOCHS_TO_ENLARGE:
-                continue  # a step of images that are much too large is not even timed
+            needed = LEAST_EPOCHS
+            if side and own and side > own:
+                needed = EPOCHS_TO_ENLARGE
+                guess = CHEAPEST * (side / own) ** 2 * seconds(own, self.config.precision)
+                if epochs_of(self.config, self.facts, guess, minutes) < needed:
+                    continue  # a step of images that are much too large is not even timed
             each = seconds(side, self.config.precision)
             outside, tested = self.outside(each) if given and clock else (0.0, self.tested)
             fitting = epochs_of(self.config, self.facts, each, minutes - outside / 60)
-            if fitting >= (EPOCHS_TO_ENLARGE if larger else LEAST_EPOCHS):
+            if fitting >= needed:
                 break
         if side is not None and own is not None:
             why = f"{EPOCHS_TO_ENLARGE} epochs of them fit" if side > own else "of larger ones fewer epochs fit"
@@ -381,11 +383,11 @@ def choose(
     # What does not fit into memory is not timed; a warning follows before the training.
     if "epochs" not in chooser.given and processes == 1 and estimated.memory <= estimated.available:
         wanted: Sequence[int | None] = [None] if own is None else sides_for(own, facts.largest, task.larger_sides)
-        fit = math.sqrt(estimated.available / estimated.memory)
+        most = (own or 0) * math.sqrt(estimated.available / estimated.memory)  # memory grows with the area
         sides = [
             side
             for side in wanted
-            if side is None or side == own or (side <= fit * (own or side) and _can_take(make_plan(sized(side), info)))
+            if side is None or side == own or (side <= most and _can_take(make_plan(sized(side), info)))
         ] or [own]
         with threads_kept():
             if timed:
