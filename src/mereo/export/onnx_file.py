@@ -41,7 +41,8 @@ def write_onnx(model: VisionModel, path: Path, notes: Mapping[str, Any]) -> None
     the sequences (batch, frames, coordinates) that a network reads.
 
     Several labels give the output "probabilities" as well, a regression "values" in their units, a segmentation
-    "masks", and an embedding "embeddings". `notes` are stored in the file's metadata under "mereo".
+    "masks", a detection "detections", and an embedding "embeddings". `notes` are stored in the file's metadata under
+    "mereo".
     """
     inputs, module = torch.rand(EXAMPLES, *model.input_shape), Finished(model).eval()
     _write(module, inputs, {0: torch.export.Dim("batch", min=1)}, model.input_kind, path, notes, outputs_of(module))

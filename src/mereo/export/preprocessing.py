@@ -95,7 +95,7 @@ class Preprocessing(nn.Module):
 
 class Finished(nn.Module):
     """A network with what its task makes of the scores as a second output: probabilities of labels, numbers in their
-    units, classes of pixels, vectors of length one; of classes the scores alone.
+    units, classes of pixels, boxes, vectors of length one; of classes the scores alone.
 
     Shapes: the network's inputs -> scores, or a pair of scores and what `finished` names.
     """

@@ -276,7 +276,7 @@ class Detection(Task):
         return detect(outputs, self.options)
 
     def finish(self, model: nn.Module, scores: Tensor) -> Tensor:
-        """The detections, as `kept` gives them."""
+        """The detections, see `detect_in_rounds`."""
         return detect_in_rounds(scores, self.options)
 
     def outputs_in_words(self) -> str:
