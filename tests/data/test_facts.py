@@ -5,12 +5,13 @@ import tarfile
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
 from mereo.data import dataset_info
-from mereo.data.facts import COLOUR, GREY, TEXT, DataFacts, data_facts, kind_of_images
+from mereo.data.facts import COLOUR, GREY, TEXT, DataFacts, data_facts, finest_side, kind_of_images
 
 
 @given(st.sampled_from([COLOUR, GREY, TEXT]), st.sampled_from(["0123456789", ("left", "right"), ("cat", "dog")]))
@@ -62,6 +63,34 @@ def test_facts_of_a_folder(tmp_path):
     assert about.largest == 24 and about.images == 12 and about.colour
     (tmp_path / "photos" / "kind0" / "0.png").write_text("no image")
     assert data_facts(info, 12).kind == COLOUR
+
+
+def drawn(width, void=False):
+    """A mask of stripes, some pixels of no class."""
+    mask = torch.zeros(1, 512, 512, dtype=torch.uint8)
+    mask[:, :, torch.arange(512) // width % 2 == 1] = 1
+    if void:
+        mask[:, :100] = 255
+    return mask
+
+
+def test_fine_masks_need_larger_images():
+    assert finest_side(torch.zeros(2, 512, 512, dtype=torch.uint8)) == 32
+    assert finest_side(torch.full((2, 512, 512), 255, dtype=torch.uint8)) == 512  # nothing to lose, nothing known
+    sides = [finest_side(drawn(width)) for width in (128, 16, 4, 1)]
+    assert sides == [32, 32, 128, 512] and finest_side(drawn(4, void=True)) == 128
+    assert finest_side(torch.cat((drawn(128), drawn(1)))) == 512
+
+
+@pytest.mark.parametrize(("width", "side"), [(64, 32), (4, 64), (1, 256)])
+def test_masks_are_looked_at_for_the_size_of_images(tmp_path, width, side):
+    stripes = 255 * (np.arange(256) // width % 2 == 1)
+    for number in range(3):
+        for place, pixels in (("images", noise(number, (256, 256, 3))), ("masks", np.tile(stripes, (256, 1)))):
+            (tmp_path / place).mkdir(exist_ok=True)
+            Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / place / f"{number}.png")
+    assert data_facts(dataset_info(tmp_path), 3).finest == side
+    assert data_facts(dataset_info("digits"), 100).finest is None
 
 
 @pytest.mark.long

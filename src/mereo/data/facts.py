@@ -8,7 +8,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
+from mereo.data.decode import VOID
 from mereo.data.raw import Request
 from mereo.data.registry import DatasetInfo
 from mereo.data.stream import as_source
@@ -25,6 +28,8 @@ DETAILED, PART = 48, "zoom=0.5:1"
 UNEVEN, FEWEST = 5, 5
 """Ratio of the sizes of classes from which on they are balanced; images of a class that can be learned."""
 DIRECTIONS = frozenset({"left", "right"})
+MASKS, MASK_SIDES, FAITHFUL = 16, (32, 48, 64, 96, 128, 192, 256, 384, 512), 0.97
+"""Masks that are looked at, the sides to which they are reduced, and the mean IoU with themselves that must be left."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ class DataFacts:
         largest: the longest side of the sampled images; None if unknown.
         kind: COLOUR, GREY or TEXT; None if no image was looked at.
         colour: whether the images are in colour.
+        finest: the smallest side at which masks lose little of their form, see `finest_side`; None without masks.
     """
 
     images: int
@@ -46,6 +52,7 @@ class DataFacts:
     largest: int | None = None
     kind: str | None = None
     colour: bool = False
+    finest: int | None = None
 
     @property
     def uneven(self) -> bool:
@@ -91,6 +98,26 @@ def kind_of_images(images: Sequence[npt.NDArray[np.uint8]]) -> str:
     return TEXT if np.median(shares) >= PLAIN_SHARE else GREY
 
 
+def finest_side(masks: Tensor) -> int:
+    """The smallest of MASK_SIDES at which masks, reduced to it and enlarged again, have a mean IoU of FAITHFUL with
+    themselves, over the classes of each; the largest one if none has.
+
+    Shapes: masks uint8 (n, height, width), VOID for pixels of no class.
+    """
+    counted = masks != VOID
+    image = torch.arange(len(masks)).view(-1, 1, 1).expand_as(masks)[counted]
+    for side in MASK_SIDES:
+        reduced = F.interpolate(masks.unsqueeze(1).float(), (side, side), mode="nearest-exact")
+        again = F.interpolate(reduced, masks.shape[1:], mode="nearest-exact").squeeze(1)
+        pairs = (image * 256 + masks[counted]) * 256 + again[counted].long()
+        table = torch.bincount(pairs, minlength=len(masks) * 2**16).view(-1, 256, 256)
+        both = table.diagonal(dim1=1, dim2=2)
+        either = (table.sum(1) + table.sum(2) - both)[:, :VOID]
+        if (both[:, :VOID] / either)[either > 0].mean() >= FAITHFUL:
+            return side
+    return MASK_SIDES[-1]
+
+
 def data_facts(info: DatasetInfo, images: int) -> DataFacts:
     """The facts about a data set; a few images of a path, or in memory, are looked at.
 
@@ -113,6 +140,10 @@ def data_facts(info: DatasetInfo, images: int) -> DataFacts:
     if "labels" in info.fields:
         counts = np.bincount(split.labels.numpy(), minlength=len(names)).tolist()
         facts = replace(facts, num_classes=len(names), classes=dict(zip(names, counts, strict=True)))
+    if "masks" in info.fields:
+        places = torch.linspace(0, len(split) - 1, min(MASKS, len(split))).round().long()
+        read = split.take(places).read(Request((MASK_SIDES[-1], MASK_SIDES[-1]), info.in_chans))
+        facts = replace(facts, finest=finest_side(read.fields["masks"]))
     source = as_source(split)
     if source is None:
         places = torch.linspace(0, len(split) - 1, min(SAMPLE, len(split))).round().long()

@@ -382,7 +382,8 @@ def choose(
     expected, estimated = None, estimate(trial, measure=False, operations=False)
     # What does not fit into memory is not timed; a warning follows before the training.
     if "epochs" not in chooser.given and processes == 1 and estimated.memory <= estimated.available:
-        wanted: Sequence[int | None] = [None] if own is None else sides_for(own, facts.largest, task.larger_sides)
+        largest = min((side for side in (facts.largest, facts.finest) if side), default=None)
+        wanted: Sequence[int | None] = [None] if own is None else sides_for(own, largest, task.larger_sides)
         most = (own or 0) * math.sqrt(estimated.available / estimated.memory)  # memory grows with the area
         sides = [
             side
