@@ -12,7 +12,7 @@ PAPER = Paper(
             uses=(TRAINING - {"device", "epochs"}) | {"seeds", "variants"},
             data="fashion_mnist",
             smallest={"data": "digits", "limit": 64, "batch_size": 16, "images": 20},
-            constants={"STEPS": 3, "EVERY": 1, "DEPTH": 2, "PATCH": 4, "SIZE": 8},
+            constants={"STEPS": 3, "EVERY": 1, "DEPTHS": (2,), "PATCH": 4, "SIZE": 8},
         ),
     },
 )
