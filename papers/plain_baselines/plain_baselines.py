@@ -28,7 +28,7 @@ from mereo.training.step import descend
 from papers.common.settings import Settings
 from papers.plain_baselines.networks import PLAIN
 
-MINUTES, RATE, BATCH = 2.0, 1e-3, 16
+MINUTES, RATE, BATCH = 10.0, 1e-3, 16
 MOMENTUM = 0.1
 """Of batch norms, PyTorch's default: torchvision's 0.01 for MobileNetV3 needs more steps than fit into minutes."""
 CFG = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
