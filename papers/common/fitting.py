@@ -29,14 +29,18 @@ def fit(
     say: Callable[[str], None],
     seed: int = 0,
     augmentation: Augmentation | None = None,
+    weight_decay: float = 0.0,
+    second_moment: float = 0.999,
+    warmup_epochs: float = 0.0,
 ) -> list[float]:
-    """Minimise `loss` over the images with Adam; the mean loss of each epoch.
+    """Minimise `loss` over the images with AdamW; the mean loss of each epoch.
 
-    The rate falls to a tenth along a cosine. Order and pairs are functions of (seed, epoch, step), as in training. The
-    last batch of an epoch has the remaining images.
+    The rate rises for `warmup_epochs`, and falls to a tenth along a cosine. Order and pairs are functions of (seed,
+    epoch, step), as in training. The last batch of an epoch has the remaining images. `second_moment` is beta_2.
     """
-    config = TrainConfig(epochs=epochs, lr=lr, min_lr=lr / 10, warmup_epochs=0.0, seed=seed)
-    optimizer, steps, history = torch.optim.Adam(list(parameters), lr=lr), -(-len(images) // batch_size), list[float]()
+    config = TrainConfig(epochs=epochs, lr=lr, min_lr=lr / 10, warmup_epochs=warmup_epochs, seed=seed)
+    optimizer = torch.optim.AdamW(list(parameters), lr, (0.9, second_moment), weight_decay=weight_decay)
+    steps, history = -(-len(images) // batch_size), list[float]()
     report = progress(say, title)
     for epoch in range(epochs):
         total = 0.0
