@@ -6,7 +6,7 @@ larger weights it gives a value of the sequence at random for longer. Only place
 """
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,7 @@ from papers.common.settings import Settings
 DIM, DEPTH, VOCAB, STATES = 64, 2, 256, (4, 16, 64)
 RATES = (1e-3, 3e-3)
 """Each mixer is trained with all, as in the paper; the best on held-out sequences counts."""
-HOW: Mapping[str, float] = {"weight_decay": 0.1, "second_moment": 0.98, "warmup_epochs": 0.16}
+WEIGHT_DECAY, SECOND_MOMENT, WARMUP_EPOCHS = 0.1, 0.98, 0.16
 """Of AdamW; with a beta_2 of 0.999, softmax attention too gives a value of the sequence at random for longer."""
 SEQUENCES, EPOCHS, BATCH, TESTED = 20000, 10, 32, 1000
 SHOWN, DEGREE = 4, 8
@@ -116,7 +116,7 @@ def trained(
     fit(
         loss, model.parameters(), data, epochs=settings.epochs or EPOCHS, batch_size=settings.batch_size or BATCH,
         lr=rate, device=device, title=f"{name}, n = {n}, length {length}, rate {rate:g}", say=settings.say, seed=seed,
-        **HOW,
+        weight_decay=WEIGHT_DECAY, second_moment=SECOND_MOMENT, warmup_epochs=WARMUP_EPOCHS,
     )  # fmt: skip
     return model.eval()
 
