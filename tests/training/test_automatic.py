@@ -107,6 +107,9 @@ def test_images_grow_where_time_allows_and_shrink_until_fifteen_epochs_fit():
     assert sides_for(32, 100) == [64, 48, 32] and sides_for(32, 50) == [48, 32] and sides_for(32, None) == [32]
     assert sides_for(224, None) == [224, 160, 96, 64]
     assert sides_for(224, 100) == [96, 64] and sides_for(224, 28) == [64]
+    # Images are not enlarged beyond what the masks need, and a network of large images keeps its size.
+    assert sides_for(32, 100, finest=48) == [48, 32] and sides_for(32, 100, finest=24) == [32]
+    assert sides_for(224, 500, finest=64) == sides_for(224, 500)
     sizes = [chosen(facts(), each)[0].config.img_size for each in (1e-5, 8e-4, 1e-2)]
     assert sizes == sorted(sizes, reverse=True) and sizes[0] == 64 and sizes[-1] == 32
     about = facts(largest=400)

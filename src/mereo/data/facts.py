@@ -100,20 +100,19 @@ def kind_of_images(images: Sequence[npt.NDArray[np.uint8]]) -> str:
 
 def finest_side(masks: Tensor) -> int:
     """The smallest of MASK_SIDES at which masks, reduced to it and enlarged again, have a mean IoU of FAITHFUL with
-    themselves, over the classes of each; the largest one if none has.
+    themselves; the largest one if none has.
 
     Shapes: masks uint8 (n, height, width), VOID for pixels of no class.
     """
     counted = masks != VOID
-    image = torch.arange(len(masks)).view(-1, 1, 1).expand_as(masks)[counted]
     for side in MASK_SIDES:
         reduced = F.interpolate(masks.unsqueeze(1).float(), (side, side), mode="nearest-exact")
         again = F.interpolate(reduced, masks.shape[1:], mode="nearest-exact").squeeze(1)
-        pairs = (image * 256 + masks[counted]) * 256 + again[counted].long()
-        table = torch.bincount(pairs, minlength=len(masks) * 2**16).view(-1, 256, 256)
-        both = table.diagonal(dim1=1, dim2=2)
-        either = (table.sum(1) + table.sum(2) - both)[:, :VOID]
-        if (both[:, :VOID] / either)[either > 0].mean() >= FAITHFUL:
+        pairs = 256 * masks[counted].long() + again[counted].long()
+        table = torch.bincount(pairs, minlength=2**16).view(256, 256)
+        both = table.diagonal()
+        either = (table.sum(0) + table.sum(1) - both)[:VOID]
+        if (both[:VOID] / either)[either > 0].mean() >= FAITHFUL:
             return side
     return MASK_SIDES[-1]
 
@@ -142,7 +141,9 @@ def data_facts(info: DatasetInfo, images: int) -> DataFacts:
         facts = replace(facts, num_classes=len(names), classes=dict(zip(names, counts, strict=True)))
     if "masks" in info.fields:
         places = torch.linspace(0, len(split) - 1, min(MASKS, len(split))).round().long()
-        read = split.take(places).read(Request((MASK_SIDES[-1], MASK_SIDES[-1]), info.in_chans))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what cannot be read is reported when the images are read
+            read = split.take(places).read(Request((MASK_SIDES[-1], MASK_SIDES[-1]), info.in_chans))
         facts = replace(facts, finest=finest_side(read.fields["masks"]))
     source = as_source(split)
     if source is None:

@@ -78,16 +78,20 @@ def rate_for(config: TrainConfig, usual: float, batch_size: int) -> float:
     return float(f"{rate * min(math.sqrt(batch_size / 32), 1.0):.1e}")
 
 
-def sides_for(own: int, largest: int | None, larger: Sequence[float] = Task.larger_sides) -> list[int]:
+def sides_for(
+    own: int, largest: int | None, larger: Sequence[float] = Task.larger_sides, finest: int | None = None
+) -> list[int]:
     """Sides of images that may be chosen for a network of a side, the largest first.
 
     Args:
         own: side of the network.
         largest: of the sides of the images, which are not enlarged if that can be avoided.
         larger: sides of larger images divided by the network's, in descending order.
+        finest: the smallest side that is enough for the masks; a network of small images gets no larger ones.
     """
     if own <= LARGE:
-        return [side for factor in larger if largest and (side := round(factor * own)) <= largest] + [own]
+        most = min(largest or own, finest or largest or own)
+        return [side for factor in larger if (side := round(factor * own)) <= most] + [own]
     sides = [own, *(max(int(factor * own) // MULTIPLE, 1) * MULTIPLE for factor in SMALLER)]
     return [side for side in sides if largest is None or side <= max(largest, LARGE)] or sides[-1:]
 
@@ -382,8 +386,9 @@ def choose(
     expected, estimated = None, estimate(trial, measure=False, operations=False)
     # What does not fit into memory is not timed; a warning follows before the training.
     if "epochs" not in chooser.given and processes == 1 and estimated.memory <= estimated.available:
-        largest = min((side for side in (facts.largest, facts.finest) if side), default=None)
-        wanted: Sequence[int | None] = [None] if own is None else sides_for(own, largest, task.larger_sides)
+        wanted: Sequence[int | None] = [None]
+        if own is not None:
+            wanted = sides_for(own, facts.largest, task.larger_sides, facts.finest)
         most = (own or 0) * math.sqrt(estimated.available / estimated.memory)  # memory grows with the area
         sides = [
             side
