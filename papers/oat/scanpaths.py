@@ -22,7 +22,7 @@ from mereo.tasks.shelf_pictures import draw_shelves
 from papers.common.fitting import follow
 from papers.common.settings import Settings
 
-STEPS, BATCH, RATE, SCENES, TESTED = 400, 50, 3e-3, 2000, 150
+STEPS, BATCH, RATE, SCENES, TESTED = 1000, 50, 3e-3, 20_000, 150
 SAMPLES, FEWER, SHOWN = 100, 5, 4
 """Sampled paths of a scene, of one on a new layout, and scenes of the picture."""
 LAYOUTS = {"4 x 5": Layout(4, 5), "3 x 6": Layout(3, 6), "5 x 4": Layout(5, 4), "4 x 5 with gaps": Layout(4, 5, 8)}
@@ -94,8 +94,8 @@ def trained(settings: Settings, version: str, seed: int, device: str) -> Any:
         loss, _ = objective(train.batch(places))
         follow(schedule, loss, clip=1.0)
         losses.append(loss.item())
-        if step % 50 == 49:
-            settings.say(f"step {step + 1}, loss {sum(losses[-50:]) / 50:.3f}")
+        if step % 200 == 199:
+            settings.say(f"step {step + 1}, loss {sum(losses[-200:]) / 200:.3f}")
     mereo.save_weights(file, model)
     return model.eval()
 

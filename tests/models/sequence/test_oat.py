@@ -94,6 +94,9 @@ def test_cached_paths_have_the_shares_of_the_same_path_at_once(locate: bool) -> 
 
 def test_without_the_place_of_the_target_its_row_and_column_are_not_read() -> None:
     model, told = small(locate=False), small()
+    first: Any = model.encoder[0]
+    assert torch.equal(first.attention.key.weight, first.attention.query.weight)
+    model.load_state_dict(told.state_dict())
     scene = told.example_inputs(2)
     elsewhere = scene.clone()
     elsewhere[:, -1, -2:] = torch.tensor([1.0, 2.0])

@@ -22,6 +22,8 @@ from mereo.models.registry import register_model
 
 MOST_LEVELS = 10
 """Most levels of a pyramid; each has four times the cells of the one before."""
+COLOURS, SPREAD = 64, 0.4
+"""Crops of one colour by which appearances are spread at the start, and the deviation that they then have."""
 PLACE = 2
 """Columns behind the pixels of a region: row and column on the shelf; below 0 for no object, or an unknown place."""
 
@@ -143,9 +145,9 @@ class ObjectAttentionTransformer(Network):
 
     Reads as: `head.coupling`, couplings[b, 0, t, i], is the probability that fixation t is on object i.
 
-    Deviates: the projections of attention start from Xavier's distribution each by itself; the table of positions is
-        exact; no score of padding. That the encoder is given the target's place may not be the paper's intention, so
-        `locate=False` is there beside it.
+    Deviates: the projections of attention start from Xavier's distribution each by itself, and with `locate=False` so
+        that equal looks attend to each other; the table of positions is exact; no score of padding. That the encoder is
+        given the target's place may not be the paper's intention, so `locate=False` is there beside it.
 
     Reference: arXiv:2407.13335.
     """
@@ -196,6 +198,24 @@ class ObjectAttentionTransformer(Network):
         for parameter in (*self.appearance.parameters(), *self.encoder.parameters(), *self.decoder.parameters()):
             if parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter)
+        if not locate:
+            self._tell_looks_apart()
+
+    @torch.no_grad()
+    def _tell_looks_apart(self) -> None:
+        """Start so that equal looks attend to each other: spread appearances, and keys of the encoder like its queries.
+
+        The appearances of an untrained encoder differ by a third of what they have in common. They are centred and
+        enlarged by those of crops of one colour. Otherwise the network did not learn to find the target by its look.
+        """
+        fc = self.appearance.fc
+        found = self.appearance(torch.rand(COLOURS, 3, 1, 1).expand(-1, -1, *self.crop))
+        scale = SPREAD / found.std(0).mean()
+        fc.weight.mul_(scale)
+        fc.bias.copy_(fc.bias - found.mean(0)).mul_(scale)
+        for block in self.encoder:
+            assert isinstance(block, PostNormEncoderBlock)
+            block.attention.key.load_state_dict(block.attention.query.state_dict())
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
@@ -452,6 +472,6 @@ _register(
     pool=2,
     levels=2,
     shelf=(4, 5),
-    norm=2.0,
+    norm=1.0,
     max_len=24,
 )  # fmt: skip
