@@ -9,7 +9,7 @@ PAPER = Paper(
         "vit_attention": Experiment(
             "Which heads of a small ViT matter, how far do they look, and which patterns have they learned?",
             "arXiv:2303.13731; network and data are ours",
-            uses=TRAINING - {"epochs", "device"},
+            uses=TRAINING - {"epochs", "device"} | {"seeds"},
             data="fashion_mnist",
             smallest={"data": "digits", "limit": 64, "batch_size": 8, "images": 12},
             constants={

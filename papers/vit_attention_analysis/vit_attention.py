@@ -4,14 +4,16 @@ import random
 import statistics
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch.optim.lr_scheduler import OneCycleLR
 
 import mereo
+from mereo.data.batch import Batch
 from mereo.data.images import Images
+from mereo.data.load import Splits
 from mereo.inference.evaluate import normalise
 from mereo.measure.attention_hops import (
     RecordedAttention,
@@ -29,17 +31,17 @@ from papers.common.fitting import follow
 from papers.common.settings import Settings
 
 SIDE, PATCH, WIDTH, DEPTH, HEADS = 28, 4, 48, 4, 4
-STEPS, BATCH, LIMIT = 300, 32, 10_000
+STEPS, BATCH, LIMIT = 4000, 32, 54_000
 MAPPED, EPOCHS, CLUSTERS, DRAWS = 30, 20, 8, 3
 """Images whose maps become patterns, epochs of the autoencoder, clusters, and random orders of pruning."""
 METRICS = ("probability_drop", "divergence", "loss_increase", "flip_rate", "token_shift", "gradient", "keep_one")
 PICTURES = ("heads.png", "patterns.png")
 
 
-def train(model: VisionModel, images: Images, batch: int) -> None:
+def train(model: VisionModel, images: Images, batch: int, seed: int) -> None:
     """AdamW with one cycle of the rate; images moved by up to one pixel, around the edges."""
     schedule = OneCycleLR(torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05), 2e-3, total_steps=STEPS)
-    draws, cfg = torch.Generator().manual_seed(0), model.pretrained_cfg
+    draws, cfg = torch.Generator().manual_seed(seed), model.pretrained_cfg
     model.train()
     for _ in range(STEPS):
         given = images.batch(torch.randint(len(images), (batch,), generator=draws))
@@ -50,45 +52,84 @@ def train(model: VisionModel, images: Images, batch: int) -> None:
     model.eval()
 
 
+class Taken(NamedTuple):
+    """A trained network taken apart.
+
+    Attributes:
+        importance: of each head by each metric, (layers, heads).
+        curves: accuracies by the number of heads pruned, for each metric.
+        found: attention of some images.
+    """
+
+    importance: dict[str, torch.Tensor]
+    curves: dict[str, list[float]]
+    found: RecordedAttention
+
+
 def run(settings: Settings) -> dict[str, Any]:
-    """Train, prune, and record; tables of heads, curves, hops and clusters."""
+    """Train, prune, and record; tables of heads, curves, hops and clusters, means over the seeds where it says so."""
     splits = settings.splits(SIDE, LIMIT, validation_fraction=0.1)
-    torch.manual_seed(0)
-    model = mereo.create_model(
-        "vit_tiny", num_classes=len(splits.class_names), in_chans=splits.train.image_shape[0], img_size=SIDE,
-        patch_size=PATCH, embed_dim=WIDTH, depth=DEPTH, num_heads=HEADS,
-    )  # fmt: skip
-    train(model, splits.train, settings.batch_size or BATCH)
-    settings.say("trained")
     test = splits.test.batch(torch.arange(min(settings.images or 200, len(splits.test))))
-    batches = list(zip(test.images.split(50), test.labels.split(50), strict=True))
-    importance = head_importance(model, batches) | head_importance(model, batches, mode="gradient")
-    importance["keep_one"] = head_importance(model, batches, ["loss_increase"], mode="keep_one")["loss_increase"]
-    settings.say("heads measured")
-    curves = _curves(model, batches, importance)
-    settings.say("heads pruned")
-    few = normalise(test.images[:MAPPED], model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
-    found = recorded_attention(model, few)
+    taken = [_taken_apart(settings, splits, test, seed) for seed in range(settings.seeds)]
+    importance, curves, found = taken[0]
     patterns = summarise(found.maps, found.prefix, k=CLUSTERS, epochs=EPOCHS)
     settings.say("patterns found")
     table = head_table(found.maps, found.grid, importance, found.prefix)
     clusters = _clusters(patterns, found)
     _draw_heads(curves, found, settings)
     _draw_patterns(patterns, found, clusters, settings.folder / PICTURES[1])
+    over = f"means over {settings.seeds} seeds" if settings.seeds > 1 else "one seed"
     return {
         "tables": {
-            "accuracy % by heads pruned, the least important first": [
-                {"heads pruned": k, **{name: 100 * curve[k] for name, curve in curves.items()}}
-                for k in range(1 + len(table))
-            ],
-            "heads: rank by each metric, 1 is the most important": table,
-            "reach by depth": _reach(found),
-            "rank correlation of the metrics": _agreement(importance),
-            f"clusters of {len(patterns.items)} maps": clusters,
+            f"accuracy % by heads pruned, the least important first; {over}": _means(
+                [_by_pruned(each.curves) for each in taken]
+            ),
+            "heads: rank by each metric, 1 is the most important; seed 0": table,
+            f"reach by depth; {over}": _means([_reach(each.found) for each in taken]),
+            f"rank correlation of the metrics; {over}": _means([_agreement(each.importance) for each in taken]),
+            f"clusters of {len(patterns.items)} maps; seed 0": clusters,
         },
         "pictures": list(PICTURES),
         "data": str(settings.data),
     }
+
+
+def _taken_apart(settings: Settings, splits: Splits, test: Batch, seed: int) -> Taken:
+    """Train a network, measure its heads, prune them, and record its attention."""
+    torch.manual_seed(seed)
+    model = mereo.create_model(
+        "vit_tiny", num_classes=len(splits.class_names), in_chans=splits.train.image_shape[0], img_size=SIDE,
+        patch_size=PATCH, embed_dim=WIDTH, depth=DEPTH, num_heads=HEADS,
+    )  # fmt: skip
+    train(model, splits.train, settings.batch_size or BATCH, seed)
+    settings.say(f"seed {seed}: trained")
+    batches = list(zip(test.images.split(50), test.labels.split(50), strict=True))
+    importance = head_importance(model, batches) | head_importance(model, batches, mode="gradient")
+    importance["keep_one"] = head_importance(model, batches, ["loss_increase"], mode="keep_one")["loss_increase"]
+    settings.say(f"seed {seed}: heads measured")
+    curves = _curves(model, batches, importance)
+    settings.say(f"seed {seed}: heads pruned")
+    few = normalise(test.images[:MAPPED], model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
+    return Taken(importance, curves, recorded_attention(model, few))
+
+
+def _means(tables: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """A table with the means of the numbers of several tables."""
+    return [
+        {
+            name: value if isinstance(value, str) else statistics.mean(row[name] for row in rows)
+            for name, value in rows[0].items()
+        }
+        for rows in zip(*tables, strict=True)
+    ]
+
+
+def _by_pruned(curves: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """A row for each number of pruned heads."""
+    return [
+        {"heads pruned": str(k), **{name: 100 * curve[k] for name, curve in curves.items()}}
+        for k in range(1 + DEPTH * HEADS)
+    ]
 
 
 def _curves(model: VisionModel, batches: Any, importance: dict[str, torch.Tensor]) -> dict[str, list[float]]:
