@@ -1,4 +1,4 @@
-"""TinyDiff: its sampler against a slow one, positions that are relative, guidance, prompts and refusals."""
+"""TinyDiff: its sampler and its convolutions against slow ones, positions, guidance, prompts and refusals."""
 
 import math
 from pathlib import Path
@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import mereo
 from mereo.data.glyph_scenes.prompts import START, encode
 from mereo.errors import UsageError
-from mereo.models.sequence.tinydiff import GridAttention, TinyDiff, axial_rotary
+from mereo.models.sequence.tinydiff import GridAttention, TinyDiff, UpBlock, axial_rotary
 
 SMALL: dict[str, Any] = {"dim": 16, "depth": 2, "text_depth": 1, "num_heads": 2, "canvas": 16, "steps": 3}
 PROMPTS = ["a red square left of a blue star", "a ring"]
@@ -55,6 +56,40 @@ def test_scores_depend_on_differences_of_positions_only() -> None:
     cells = torch.tensor([[0, 4, 8, 2], [1, 1, 5, 7]])
     for number in range(2):
         torch.testing.assert_close(layer.turned(x, cells)[number], layer.turned(x, cells[number])[number])
+
+
+def test_a_coarse_map_is_joined_with_the_finer_one() -> None:
+    block = UpBlock(6, 4, 5).double()
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    x, skip, time = (torch.randn(*shape, dtype=torch.float64) for shape in ((6, 2, 3), (4, 4, 6), (5,)))
+    twice = torch.zeros(4, 4, 6, dtype=torch.float64)
+    for c in range(4):
+        for i in range(4):
+            for j in range(6):
+                row = 4 * c + 2 * (i % 2) + j % 2  # of the four pixels of a coarse one
+                weight, bias = block.expand.weight[row, :, 0, 0], block.expand.bias
+                assert bias is not None
+                twice[c, i, j] = weight @ x[:, i // 2, j // 2] + bias[row]
+    joined = F.conv2d(torch.cat((twice, skip))[None], block.conv.weight, block.conv.bias, padding=1)[0]
+    mean, variance = (f(joined.flatten(1), 1) for f in (torch.mean, lambda y, d: y.var(d, unbiased=False)))
+    normal = (joined - mean[:, None, None]) / (variance[:, None, None] + 1e-5).sqrt()
+    normal = normal * block.norm.weight[:, None, None] + block.norm.bias[:, None, None]
+    shift, scale = (block.modulation.weight @ time + block.modulation.bias)[:, None, None].chunk(2)
+    expected = F.silu(normal * (1 + scale) + shift)
+    torch.testing.assert_close(block(x[None], skip[None], time[None])[0], expected)
+
+
+def test_a_cell_knows_its_place() -> None:
+    model = made()
+    words, mask = model.forward_features(encode(PROMPTS[:1]))
+    flat = torch.zeros(1, 3, 16, 16, dtype=torch.float64)
+    with torch.no_grad():
+        for convolution in model.stem:
+            convolution.weight.zero_()  # type: ignore[union-attr, operator]
+        cells = model.cells(flat, torch.zeros(1), words, mask)[0]
+    assert torch.cdist(cells, cells).fill_diagonal_(1).min() > 1e-3
 
 
 def test_padding_and_other_prompts_do_not_matter() -> None:

@@ -13,7 +13,7 @@ SIDE, GROUND = 32, 0.9
 RADIUS, SHIFT = (4.6, 6.0), 1.4
 """Least and largest half width of a glyph, and most pixels between its centre and the middle of its quarter."""
 TEXTURES = ("stripes", "checks")
-ALONE, PLACED, RELATED, COLOURLESS = (0.2, 0.7), 0.35, 0.6, 0.15
+ALONE, PLACED, RELATED, COLOURLESS = (0.2, 0.7), 0.6, 0.6, 0.15
 """Shares of scenes of one glyph, and of one or two, of glyphs whose row (or column) is stated, of neighbours that are
 related, and of glyphs whose colour is not stated."""
 _STEPS, _MIX = (1 << 12, 1 << 44, -7046029254386353131), (-4658895280553007687, -7723592293110705685)

@@ -1,14 +1,17 @@
-"""TinyDiff, a diffusion transformer on the pixels that draws what a prompt says, with self- and cross-attention.
+"""TinyDiff, a diffusion transformer between convolutions that draws what a prompt says, with self- and cross-attention.
 
-Source: ours; blocks as in PixArt-alpha (arXiv:2310.00426) with axial rotary positions, sampling by DDIM
+Source: ours; blocks as in PixArt-alpha (arXiv:2310.00426) with axial rotary positions, convolutions that halve and
+double the side around them as in a U-Net (arXiv:1505.04597), sampling by DDIM
 (arXiv:2010.02502) with classifier-free guidance (arXiv:2207.12598), velocities as in arXiv:2202.00512.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, ClassVar, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -16,6 +19,7 @@ from mereo.core.squash import accumulation_type
 from mereo.data.glyph_scenes.prompts import KINDS, LENGTH, PAD, START, VOCABULARY, encode
 from mereo.errors import UsageError, check_heads, check_not_negative, check_positive, check_steps
 from mereo.layers.feed_forward import FeedForward
+from mereo.layers.positions import sinusoids
 from mereo.mechanisms.attention.dense.multi_head import MultiHeadAttention
 from mereo.models.layers import layer_depths
 from mereo.models.network import Network
@@ -109,19 +113,43 @@ class DrawingBlock(nn.Module):
         return cells + parts[5] * self.feed_forward(self.norm3(cells) * (1 + parts[4]) + parts[3])
 
 
-class Judge(nn.Module):
-    """Scores for the glyph in each quarter of an image: every colour and shape, and no glyph.
+class UpBlock(nn.Module):
+    """Twice the side: a coarse map joined with the finer one that it was made of.
 
-    Shapes: images (batch, 3, side, side) in [0, 1] -> (batch, 4, KINDS + 1); quarters row by row, no glyph last.
+    x <- silu(n(conv3x3([shuffle(conv1x1(x)); skip])) (1 + s) + b),   b, s = linear(time)
+
+    Shapes: (batch, in_channels, height, width), skip (batch, out_channels, 2 height, 2 width), time (batch, dim)
+        -> as skip.
     """
 
-    def __init__(self, side: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, dim: int) -> None:
+        super().__init__()
+        self.expand = nn.Conv2d(in_channels, 4 * out_channels, 1)
+        self.conv = nn.Conv2d(2 * out_channels, out_channels, 3, padding=1)
+        self.norm = nn.GroupNorm(4, out_channels)
+        self.modulation = nn.Linear(dim, 2 * out_channels)
+        nn.init.zeros_(self.modulation.weight)
+        nn.init.zeros_(self.modulation.bias)
+
+    def forward(self, x: Tensor, skip: Tensor, time: Tensor) -> Tensor:
+        shift, scale = self.modulation(time)[:, :, None, None].chunk(2, 1)
+        x = self.norm(self.conv(torch.cat((F.pixel_shuffle(self.expand(x), 2), skip), 1)))
+        return F.silu(x * (1 + scale) + shift)
+
+
+class Judge(nn.Module):
+    """Scores for what is in each quarter of an image, by default every colour and shape, and no glyph.
+
+    Shapes: images (batch, 3, side, side) in [0, 1] -> (batch, 4, kinds); quarters row by row, no glyph last.
+    """
+
+    def __init__(self, side: int, kinds: int = KINDS + 1) -> None:
         super().__init__()
         self.convolutions = nn.Sequential(
             nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU(),
             nn.Conv2d(32, 32, 3, 2, 1), nn.ReLU(),
         )  # fmt: skip
-        self.score = nn.Linear(32 * (-(-side // 8)) ** 2, KINDS + 1)
+        self.score = nn.Linear(32 * (-(-side // 8)) ** 2, kinds)
 
     def forward(self, images: Tensor) -> Tensor:
         half = images.shape[-1] // 2
@@ -135,13 +163,17 @@ class TinyDiff(Network):
 
     x_t = a x + s n,   v = a n - s x,   a, s = cos(pi t / 2), sin(pi t / 2);   x in [-1, 1], n normal noise
 
+    Convolutions make a cell of each patch, to which a learned vector of its place is added, which starts as the
+    sines of its row and column; after the blocks the maps that the cells were made of are joined with them again.
+
     Args:
         dim: of cells and words.
         depth: blocks of the cells; the second half of them is called the decoder.
         text_depth: blocks of the words.
         num_heads: of every attention; dim / num_heads is a multiple of 4.
         hidden: of the feed-forward networks of the cells, in units of dim.
-        canvas, patch_size: pixels of a side of the image, and of a cell.
+        canvas, patch_size: pixels of a side of the image, and of a cell, which is a power of two.
+        channels: of the map with the side of the image; twice as many after each halving.
         steps: of the sampler in `forward` without noisy images.
         guidance: w of classifier-free guidance there, v = v_empty + w (v_prompt - v_empty).
         concepts: words beyond the vocabulary, such as "new1".
@@ -172,37 +204,46 @@ class TinyDiff(Network):
         hidden: int = 2,
         canvas: int = 32,
         patch_size: int = 4,
+        channels: int = 16,
         steps: int = 20,
         guidance: float = 2.0,
         concepts: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        check_positive(dim=dim, depth=depth, text_depth=text_depth, hidden=hidden, patch_size=patch_size)
+        check_positive(dim=dim, depth=depth, text_depth=text_depth, hidden=hidden)
+        check_positive(patch_size=patch_size, channels=channels)
         check_heads(dim, num_heads)
         check_steps(1, steps=steps)
         check_not_negative(guidance=guidance)
-        if dim // num_heads % 4 or canvas < 4 or canvas % (2 * patch_size):
+        levels = patch_size.bit_length() - 1
+        if dim // num_heads % 4 or canvas < 4 or patch_size != 2**levels or canvas % (2 * patch_size) or channels % 4:
             raise UsageError(
-                f"dim is {dim}, num_heads {num_heads}, canvas {canvas} and patch_size {patch_size}; dim / num_heads"
-                " must be a multiple of 4, and canvas one of 2 patch_size."
+                f"dim is {dim}, num_heads {num_heads}, canvas {canvas}, patch_size {patch_size} and channels"
+                f" {channels}; dim / num_heads and channels must be multiples of 4, patch_size a power of two, and"
+                " canvas a multiple of 2 patch_size."
             )
         self.num_features, self.concepts, self.steps, self.guidance = dim, tuple(concepts), steps, guidance
         self.patch_size, self.side = patch_size, canvas // patch_size
         self.words = nn.Embedding(len(VOCABULARY) + len(self.concepts), dim)
-        self.order = nn.Parameter(0.02 * torch.randn(LENGTH, dim))
+        self.order = nn.Parameter(0.5 * torch.randn(LENGTH, dim))
         self.reader = nn.ModuleList(PromptBlock(dim, num_heads) for _ in range(text_depth))
         self.read_norm = nn.LayerNorm(dim)
-        self.patches = nn.Linear(3 * patch_size**2, dim)
+        widths = [*(channels * 2**level for level in range(levels)), dim]
+        self.stem = nn.ModuleList([nn.Conv2d(3, widths[0], 3, padding=1)])
+        self.stem.extend(nn.Conv2d(fine, coarse, 3, 2, 1) for fine, coarse in pairwise(widths))
+        rows, columns = torch.meshgrid(torch.arange(self.side), torch.arange(self.side), indexing="ij")
+        like = torch.zeros(self.side, self.side, dim // 2)
+        self.places = nn.Parameter(torch.cat((sinusoids(rows, like), sinusoids(columns, like)), -1).flatten(0, 1))
         self.time = nn.Sequential(nn.Linear(2 * FREQUENCIES, dim), nn.SiLU(), nn.Linear(dim, dim), nn.SiLU())
         self.modulation = nn.Linear(dim, 8 * dim)
         self.blocks = nn.ModuleList(DrawingBlock(dim, num_heads, self.side, hidden * dim) for _ in range(depth))
         self.norm = nn.LayerNorm(dim, elementwise_affine=False)
         self.judge = Judge(canvas)
-        self.head = nn.Linear(dim, 3 * patch_size**2)
+        self.up = nn.ModuleList(UpBlock(coarse, fine, dim) for fine, coarse in reversed([*pairwise(widths)]))
+        self.head = nn.Conv2d(widths[0], 3, 3, padding=1)
         nn.init.normal_(self.words.weight, std=0.5)
-        for zero in (self.modulation, self.head):
-            nn.init.zeros_(zero.weight)
-            nn.init.zeros_(zero.bias)
+        for parameter in (*self.modulation.parameters(), *self.head.parameters()):
+            nn.init.zeros_(parameter)
         noise = torch.randn(3, canvas, canvas, generator=torch.Generator().manual_seed(0))
         self.register_buffer("start", noise, persistent=False)
 
@@ -248,30 +289,39 @@ class TinyDiff(Network):
             return out
         return block(*inputs)
 
-    def cells(self, noisy: Tensor, time: Tensor, words: Tensor, mask: Tensor) -> Tensor:
-        """What the last layer reads: (batch, 3, canvas, canvas), (batch,), words, mask -> (batch, cells, dim)."""
+    def _encode(self, noisy: Tensor, time: Tensor, words: Tensor, mask: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
+        """The cells after the blocks, the maps that they were made of, fine ones first, and the time, (batch, dim)."""
         if noisy.dim() != 4 or noisy.shape[1:] != self.start.shape or time.shape != noisy.shape[:1]:
             raise UsageError(
                 f"noisy is {tuple(noisy.shape)} and time {tuple(time.shape)}; they must be (batch,"
                 f" {', '.join(map(str, self.start.shape))}) and (batch,)."
             )
-        size, dtype = self.patch_size, self.head.weight.dtype
+        dtype = self.head.weight.dtype
         rates = 1000 ** (torch.arange(FREQUENCIES, device=time.device, dtype=torch.float32) / FREQUENCIES)
         angles = time.float().unsqueeze(1) * rates
-        condition = self.modulation(self.time(torch.cat((angles.sin(), angles.cos()), 1).to(dtype)))
-        condition = condition.unflatten(1, (8, -1))
-        patches = noisy.to(dtype).unflatten(3, (-1, size)).unflatten(2, (-1, size))  # (batch, 3, rows, p, columns, p)
-        cells = self.patches(patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2))
+        moment = self.time(torch.cat((angles.sin(), angles.cos()), 1).to(dtype))
+        condition = self.modulation(moment).unflatten(1, (8, -1))
+        first, *others = self.stem
+        maps = [first(noisy.to(dtype))]
+        for convolution in others:
+            maps.append(convolution(F.silu(maps[-1])))
+        cells = maps.pop().flatten(2).transpose(1, 2) + self.places
         for block in self.blocks:
             cells = self._run(block, cells, words, mask, condition[:, :6])
-        return self.norm(cells) * (1 + condition[:, 6:7]) + condition[:, 7:8]
+        return self.norm(cells) * (1 + condition[:, 6:7]) + condition[:, 7:8], maps, moment
+
+    def cells(self, noisy: Tensor, time: Tensor, words: Tensor, mask: Tensor) -> Tensor:
+        """The cells behind the blocks: (batch, 3, canvas, canvas), (batch,), words, mask -> (batch, cells, dim)."""
+        return self._encode(noisy, time, words, mask)[0]
 
     def velocity(self, noisy: Tensor, time: Tensor, words: Tensor, mask: Tensor) -> Tensor:
         """The velocity, (batch, 3, canvas, canvas); takes the arguments of `cells`."""
-        size = self.patch_size
-        pixels = self.head(self.cells(noisy, time, words, mask)).unflatten(2, (3, size, size))
-        whole = pixels.unflatten(1, (self.side, self.side)).permute(0, 3, 1, 4, 2, 5)
-        return whole.flatten(4, 5).flatten(2, 3)
+        cells, maps, moment = self._encode(noisy, time, words, mask)
+        x = cells.transpose(1, 2).unflatten(2, (self.side, self.side))
+        for block, skip in zip(self.up, reversed(maps), strict=True):
+            x = self._run(block, x, skip, moment)
+        found: Tensor = self.head(x)
+        return found
 
     def forward(self, inputs: Tensor, noisy: Tensor | None = None, time: Tensor | None = None) -> Tensor:
         features = self.forward_features(inputs)
@@ -386,6 +436,6 @@ register_model(
     TinyDiff,
     "Diffusion transformer that draws up to three coloured glyphs at 32x32 from a prompt.",
     source="arXiv:2310.00426",
-    parameters=956693,
-    tiny={"dim": 16, "depth": 2, "text_depth": 1, "num_heads": 2, "canvas": 8, "steps": 2},
+    parameters=1033768,
+    tiny={"dim": 16, "depth": 2, "text_depth": 1, "num_heads": 2, "canvas": 8, "channels": 8, "steps": 2},
 )
