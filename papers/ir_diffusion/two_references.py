@@ -1,7 +1,7 @@
 """Two subjects with a reference each, drawn by TinyDiff: do they keep the colours of their references?
 
-The prompt of the target names shapes and places, not colours: these are known from the references alone, which stand in
-other places than their subjects. Masks are where a rehearsal of each picture, without references, differs from its
+The prompt of the target names shapes and places, not colours: these are known from the references alone, which stand
+wherever the network puts them. Masks are where a rehearsal of each picture, without references, differs from its
 ground. The judge then names the glyph in each quarter.
 """
 
@@ -39,35 +39,35 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
 
 
 def subjects(count: int, seed: int) -> list[dict[str, Any]]:
-    """Shapes, colours and quarters of two subjects, and the quarters of their references, all different."""
+    """Shapes, colours and quarters of two subjects, all different."""
     draws = torch.Generator().manual_seed(seed)
 
     def two(most: int) -> list[int]:
         return torch.randperm(most, generator=draws)[:2].tolist()
 
-    made = []
-    for _ in range(count):
-        places = torch.randperm(4, generator=draws).tolist()
-        made.append({"shapes": two(len(SHAPES)), "colours": two(len(COLOURS)), "at": places[:2], "from": places[2:]})
-    return made
+    return [{"at": two(4), "shapes": two(len(SHAPES)), "colours": two(len(COLOURS))} for _ in range(count)]
 
 
 def prompts_of(each: dict[str, Any]) -> list[str]:
     """The prompts of the two references, and of the target."""
     shapes = [SHAPES[number] for number in each["shapes"]]
     colours = [[*COLOURS][number] for number in each["colours"]]
-    references = [f"a {colours[n]} {shapes[n]} {QUARTERS[each['from'][n]]}" for n in range(2)]
+    references = [f"a {colours[n]} {shapes[n]}" for n in range(2)]
     return [*references, " and ".join(f"a {shapes[n]} {QUARTERS[each['at'][n]]}" for n in range(2))]
 
 
-def cells_of(images: Tensor, places: list[int]) -> Tensor:
-    """Cells of quarters in which an image differs from the ground, one mask for each place: bool (2, GRID, GRID)."""
+def seen(images: Tensor) -> Tensor:
+    """Cells in which images differ from the ground: bool (images, GRID, GRID)."""
     far = (images - GROUND).abs().amax(1)  # (images, height, width)
-    seen = torch.nn.functional.adaptive_avg_pool2d(far[:, None], GRID)[:, 0] > 0.08
+    return torch.nn.functional.adaptive_avg_pool2d(far[:, None], GRID)[:, 0] > 0.08
+
+
+def quarters_of(mask: Tensor, places: list[int]) -> Tensor:
+    """A mask in each of two quarters: bool (GRID, GRID) -> (2, GRID, GRID)."""
     half, masks = GRID // 2, torch.zeros(2, GRID, GRID, dtype=torch.bool)
     for number, place in enumerate(places):
         rows, columns = (slice(half * index, half * index + half) for index in divmod(place, 2))
-        masks[number, rows, columns] = seen[min(number, len(seen) - 1), rows, columns]
+        masks[number, rows, columns] = mask[rows, columns]
     return masks
 
 
@@ -113,8 +113,9 @@ def run(settings: Settings) -> dict[str, Any]:
     noise = torch.randn(len(prompts), *model.start.shape, generator=torch.Generator().manual_seed(1))
     rehearsal = model.draw(prompts, noise=noise, steps=STEPS).unflatten(0, (-1, 3))
     pairs = zip(rehearsal, chosen, strict=True)
-    masks = [(cells_of(images[2:], each["at"]), cells_of(images[:2], each["from"])) for images, each in pairs]
-    target, reference = (without_overlap(torch.stack(part)) for part in zip(*masks, strict=True))
+    masks = [(quarters_of(seen(images[2:])[0], each["at"]), seen(images[:2])) for images, each in pairs]
+    target, reference = (torch.stack(part) for part in zip(*masks, strict=True))
+    target = without_overlap(target)
     rows, panels = [], [rehearsal[:SHOWN, :2].flatten(0, 1)]
     for name, options in VARIANTS.items():
         settings.say(name)
