@@ -12,5 +12,12 @@ PAPER = Paper(
             uses=frozenset({"images", "seeds"}),
             smallest={"data": None, "images": 2},
         ),
+        "two_textures": Experiment(
+            "Two textures learned from one image: do their words draw the one that is wanted, and not the other?",
+            "arXiv:2405.17965; network, image and probe are ours",
+            uses=frozenset({"images", "seeds", "variants"}),
+            smallest={"data": None, "images": 2, "variants": ("mask and attention",)},
+            constants={"STEPS": 2, "PROBE_STEPS": 2, "SHOWN": 2},
+        ),
     },
 )
