@@ -7,6 +7,7 @@ on true scenes the textures.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
@@ -21,7 +22,7 @@ from mereo.errors import UsageError
 from mereo.interventions import attencraft
 from mereo.interventions.attencraft import AttentionMaps
 from mereo.interventions.concept_masks import ConceptSampler, accepted
-from mereo.models.sequence.tinydiff import Judge, schedule
+from mereo.models.sequence.tinydiff import Judge, with_noise
 from mereo.tasks.drawing import judged
 from mereo.tasks.interval import wilson_interval
 from mereo.tasks.pictures import draw_images
@@ -30,8 +31,8 @@ from papers.common.settings import Settings
 
 WORDS = {"new1": "square", "new2": "circle"}
 """New words, and the words as which they start."""
-STEPS, RATE, EVERY, LEAST_NOISE, TRIES = 500, 1e-3, 20, 0.3, 200
-"""Steps of a setting, its rate, steps between masks, the most time of the pass that makes the masks, and noises that
+STEPS, RATE, EVERY, LATEST, TRIES = 500, 1e-3, 20, 0.3, 200
+"""Steps of a setting, its rate, steps between masks, the latest time of the pass that makes the masks, and noises that
 are tried for it."""
 PROBE_STEPS, PROBE_BATCH, IMAGES, SHOWN = 600, 64, 100, 6
 PLAIN = 1 + len(TEXTURES)
@@ -104,10 +105,8 @@ def places_of(tokens: Tensor, model: Any) -> list[int]:
 
 
 def noisy(image: Tensor, time: Tensor, draws: torch.Generator) -> tuple[Tensor, Tensor]:
-    """An image with noise, and the velocity that should be found."""
-    a, s = (part[:, None, None, None] for part in schedule(time))
-    noise = torch.randn(image.shape, generator=draws)
-    return a * image + s * noise, a * noise - s * image
+    """Images with drawn noise, and the velocities that should be found."""
+    return with_noise(image, torch.randn(image.shape, generator=draws), time)
 
 
 class Lesson:
@@ -138,23 +137,19 @@ class Lesson:
     def masks_now(self) -> tuple[Tensor, AttentionMaps]:
         """Labels of the cells by the attention of a pass with little noise; UsageError if they are not one-to-one."""
         with self.watching(places_of(self.both[0], self.model)) as maps:
-            time = LEAST_NOISE * torch.rand(1, generator=self.draws)
+            time = LATEST * torch.rand(1, generator=self.draws)
             self.model(self.both, noisy(self.image, time, self.draws)[0], time)
         labels, order = maps.masks()
         return torch.tensor([*order, len(order)])[labels], maps
 
     def first_masks(self) -> tuple[Tensor, list[float]]:
         """The first labels that are one-to-one, and the attention of each word inside its mask."""
-        for attempt in range(TRIES):
-            try:
+        for _ in range(TRIES):
+            with suppress(UsageError):
                 labels, maps = self.masks_now()
-            except UsageError:
-                if attempt == TRIES - 1:
-                    raise
-                continue
-            columns = maps.columns(maps.concept_tokens)
-            return labels, [columns[concept][labels == concept].mean().item() for concept in range(len(WORDS))]
-        raise AssertionError
+                columns = maps.columns(maps.concept_tokens)
+                return labels, [columns[concept][labels == concept].mean().item() for concept in range(len(WORDS))]
+        raise UsageError(f"attention gives no mask to each word with any of {TRIES} noises; train the network longer.")
 
     def step(self, optimizer: torch.optim.Optimizer, number: int) -> None:
         """One step on the image and on a scene of plain glyphs."""
@@ -180,12 +175,10 @@ class Lesson:
 
     def refresh(self) -> None:
         """New masks, if they are one-to-one and like those before."""
-        try:
+        with suppress(UsageError):
             labels, _ = self.masks_now()
-        except UsageError:
-            return
-        if accepted(self.labels, labels, len(WORDS)):
-            self.labels = labels
+            if accepted(self.labels, labels, len(WORDS)):
+                self.labels = labels
 
 
 def trained(mask: str, sampler: str, seed: int) -> tuple[Any, float]:

@@ -18,7 +18,7 @@ from mereo.data.glyph_scenes.prompts import KINDS, MOST, PAD, START, decode, is_
 from mereo.data.glyph_scenes.scenes import make_scenes, noise_for
 from mereo.data.glyph_scenes.served import NAMES
 from mereo.errors import UsageError
-from mereo.models.sequence.tinydiff import schedule
+from mereo.models.sequence.tinydiff import with_noise
 from mereo.tasks.base import Metrics, Objective, Settings, Task, register_task
 from mereo.tasks.classification import accuracy_figures
 from mereo.tasks.pictures import draw_images
@@ -80,16 +80,15 @@ class DrawingObjective(Objective):
 
     def step(self, batch: Batch) -> tuple[Tensor, Drawn]:
         images, count, device = 2 * batch.images - 1, len(batch.images), batch.images.device
-        time = (torch.randperm(count, device=device) + torch.rand(count, device=device)) / max(count, 1)
-        time = time.sqrt()
+        time = ((torch.randperm(count, device=device) + torch.rand(count, device=device)) / max(count, 1)).sqrt()
         noise = torch.randn_like(images)
-        a, s = (part[:, None, None, None] for part in schedule(time))
+        noisy, velocity = with_noise(images, noise, time)
         empty = torch.rand(count, 1, device=device) < EMPTY_SHARE
         prompts = batch.prompts.masked_fill(empty & (batch.prompts != START), PAD)
-        found = self.model(prompts, a * images + s * noise, time)
+        found = self.model(prompts, noisy, time)
         spoiled = batch.images + JUDGE_NOISE * torch.rand(count, 1, 1, 1, device=device) * noise
         drawn = Drawn(batch.images, self.model.judge(spoiled))
-        return F.mse_loss(found.float(), a * noise - s * images) + JUDGE_WEIGHT * self.loss(drawn, batch), drawn
+        return F.mse_loss(found.float(), velocity) + JUDGE_WEIGHT * self.loss(drawn, batch), drawn
 
     def loss(self, outputs: Drawn, batch: Batch) -> Tensor:
         """The cross-entropy of the judge: how far the drawn glyphs are from the true ones, quarter by quarter."""

@@ -96,6 +96,12 @@ def test_without_the_place_of_the_target_its_row_and_column_are_not_read() -> No
     model, told = small(locate=False), small()
     first: Any = model.encoder[0]
     assert torch.equal(first.attention.key.weight, first.attention.query.weight)
+    with torch.no_grad():
+        looks, common = (
+            each.appearance(torch.rand(64, 3, 1, 1, dtype=torch.float64).expand(-1, -1, *each.crop))
+            for each in (model, told)
+        )
+    assert looks.std(0).mean() > 2 * looks.mean(0).abs().mean() and common.std(0).mean() < common.mean(0).abs().mean()
     model.load_state_dict(told.state_dict())
     scene = told.example_inputs(2)
     elsewhere = scene.clone()

@@ -35,6 +35,12 @@ def schedule(time: Tensor) -> tuple[Tensor, Tensor]:
     return angle.cos(), angle.sin()
 
 
+def with_noise(images: Tensor, noise: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+    """Noisy images at their times, and their velocities: (batch, 3, height, width) twice, (batch,)."""
+    a, s = (part[:, None, None, None] for part in schedule(time))
+    return a * images + s * noise, a * noise - s * images
+
+
 def axial_rotary(x: Tensor, places: Tensor) -> Tensor:
     """Turn pairs of channels by angles that grow with the row (first half of the channels) and the column (second).
 
