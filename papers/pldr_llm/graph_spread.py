@@ -29,7 +29,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "random": {"graph": "given"},
 }
 """G learned, of all tokens or of each prefix; the identity, which is plain attention; and fixed from the start."""
-CONTEXT, BATCH, RATE = 64, 16, 1e-3
+CONTEXT, BATCH = 64, 16
+RATE, WARMUP, SECOND_MOMENT = 3e-3, 0.1, 0.95
+"""Peak rate, epochs in which it rises, beta_2."""
 WINDOWS, TESTED, PROMPTS = 16_000, 512, 64
 """Windows to train on, an epoch by default, and to test on; prompts over which G is compared."""
 CPU = torch.device("cpu")
@@ -93,7 +95,7 @@ def _train(name: str, train: TokenWindows, settings: Settings, seed: int) -> PLD
     fit(
         lambda batch: objective(batch)[0], model.parameters(), train, epochs=settings.epochs or 1,
         batch_size=settings.batch_size or BATCH, lr=RATE, device=CPU, title=f"{name}, seed {seed}", say=settings.say,
-        seed=seed,
+        seed=seed, warmup_epochs=WARMUP, second_moment=SECOND_MOMENT,
     )  # fmt: skip
     return model
 
@@ -137,7 +139,7 @@ def run(settings: Settings) -> dict[str, Any]:
         f"Second halves of {tested} windows of {CONTEXT} bytes of {data}, {len(train):,} windows of training,"
         f" {settings.seeds} seeds": rows
     }
-    notes = [f"Adam at {RATE:g}. One pass: G of all tokens depends on the tokens to be predicted."]
+    notes = [f"AdamW at {RATE:g}. One pass: G of all tokens depends on the tokens to be predicted."]
     if spreads:
         tables[f"Deductive outputs of {count} prompts of {CONTEXT} bytes, G of all tokens, seed 0"] = spreads
         notes.append(f"Before training, the scores of the two ways are {untrained:.3g} apart.")
