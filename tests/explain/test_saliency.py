@@ -1,6 +1,7 @@
 """Saliency: every cell of the two phases against loops, the presets by what they must equal, and the checks of maps."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -331,6 +332,13 @@ def test_the_meta_step(cnn: PlainCNN) -> None:
     with pytest.raises(UsageError) as refused:
         meta_saliency("normgrad")(cnn, images, lambda outputs: outputs[:, 0], None)
     assert "target" in str(refused.value)
+
+
+def test_intervals_of_correlations_end_where_correlations_do() -> None:
+    values = torch.tensor([1.0, 0.9, 0.2])
+    assert Mean.of(values).high > 1 > Mean.of(values).low > 0
+    assert Mean.of(values, most=1.0).high == 1 and Mean.of(-values, most=1.0).low == -1
+    assert math.isnan(Mean.of(values[:1], most=1.0).high) and math.isnan(Mean.of(values[:0], most=1.0).value)
 
 
 def test_a_method_that_ignores_the_class_has_the_correlation_one(cnn: PlainCNN) -> None:

@@ -4,6 +4,7 @@ Sources: weights arXiv:1810.03292; class sensitivity and pointing game arXiv:200
 arXiv:1806.07421.
 """
 
+import math
 from copy import deepcopy
 from typing import Literal, NamedTuple
 
@@ -32,11 +33,12 @@ class Mean(NamedTuple):
     images: int
 
     @classmethod
-    def of(cls, values: Tensor) -> "Mean":
-        """The mean of (images,); of a single image the interval is unknown, and NaN."""
-        count, mean = len(values), float(values.double().mean()) if len(values) else float("nan")
-        half = Z95 * float(values.double().std()) / count**0.5 if count > 1 else float("nan")
-        return cls(mean, mean - half, mean + half, count)
+    def of(cls, values: Tensor, most: float = math.inf) -> "Mean":
+        """The mean of (images,), of values from -most to most; of a single image the interval is unknown, and NaN."""
+        count, mean = len(values), float(values.double().mean()) if len(values) else math.nan
+        half = Z95 * float(values.double().std()) / count**0.5 if count > 1 else math.nan
+        low, high = (min(max(bound, -most), most) if count > 1 else math.nan for bound in (mean - half, mean + half))
+        return cls(mean, low, high, count)
 
     def __str__(self) -> str:
         if not self.images:
@@ -209,8 +211,8 @@ def check_saliency(
         return Mean.of((own - other).mean(1))
 
     return SaliencyChecks(
-        Mean.of(shuffled[shuffled.isfinite()]),
-        None if sensitive is None else Mean.of(sensitive[sensitive.isfinite()]),
+        Mean.of(shuffled[shuffled.isfinite()], most=1.0),
+        None if sensitive is None else Mean.of(sensitive[sensitive.isfinite()], most=1.0),
         gain("deletion"),
         gain("insertion"),
         int((maps.flatten(1).std(1) == 0).sum()),
