@@ -32,7 +32,7 @@ OPTIONS = {
     "mixup": {"mixup": 0.4},
     "both mixes, in parts": {"mixup": 0.4, "cutmix": 1.0, "loss": "cross_entropy", "accumulate": 2},
     "spread": {"loss": "spread"},
-    "steps": {"warmup_steps": 2, "decay_steps": 4},
+    "steps": {"warmup_steps": 2, "decay_steps": 4, "adam_beta2": 0.9},
     "balanced": {"sampler": "balanced"},
 }
 

@@ -18,7 +18,8 @@ def make_optimizer(config: TrainConfig, parameters: Iterable[Any]) -> torch.opti
     if config.optimizer == "rmsprop":
         return torch.optim.RMSprop(parameters, lr=config.lr, weight_decay=config.weight_decay, alpha=0.9)
     kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
-    return kind(parameters, lr=config.lr, weight_decay=config.weight_decay)
+    beta2 = 0.999 if config.adam_beta2 is None else config.adam_beta2
+    return kind(parameters, lr=config.lr, betas=(0.9, beta2), weight_decay=config.weight_decay)
 
 
 def memory_format(config: TrainConfig, model: VisionModel) -> torch.memory_format:

@@ -107,6 +107,9 @@ class TrainConfig:
     """Number of parts a batch is split into, to save memory; gradients are accumulated."""
     optimizer: Literal["adamw", "adam", "sgd", "rmsprop"] = "adamw"
     """Optimiser; sgd has Nesterov momentum 0.9, and rmsprop averages squares with 0.9."""
+    adam_beta2: float | None = None
+    """Share that adamw and adam keep of their mean of squared gradients at each step, by default 0.999; transformers
+    often train with 0.95 to 0.98."""
     lr: float = 1e-3
     """Peak learning rate."""
     weight_decay: float = 1e-4
@@ -253,12 +256,19 @@ class TrainConfig:
         """UsageError for the first invalid field."""
         check_positive(**self._given(_POSITIVE))
         check_not_negative(**self._given(_NOT_NEGATIVE))
-        check_probability(**self._given(("validation_fraction", "label_smoothing", "ema_decay")))
-        check_fraction(**self._given(("adversarial_share", "decay_rate", "layer_decay", "plateau_factor")))
+        check_probability(**self._given(("validation_fraction", "label_smoothing", "ema_decay", "adam_beta2")))
+        check_fraction(
+            **self._given(("adversarial_share", "decay_rate", "layer_decay", "plateau_factor", "adam_beta2"))
+        )
         for name, value in self._given(_LARGEST).items():
             if value > _LARGEST[name]:
                 raise UsageError(f"{name} is {value}; it must be at most {_LARGEST[name]:,}.")
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        if self.adam_beta2 is not None and not self.optimizer.startswith("adam"):
+            raise UsageError(
+                f"adam_beta2 is {self.adam_beta2} and optimizer {self.optimizer!r}, which has none; leave it out, or"
+                " choose adamw or adam."
+            )
         check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("sampler", self.sampler, SAMPLERS)
         check_choice("precision", self.precision, ("fp32", "bf16", "fp16"))
