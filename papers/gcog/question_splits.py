@@ -39,8 +39,9 @@ SPLITS = {
 }
 FAMILIES = ("distractor", "systematic", "strict", "trees", "productive")
 SIZES: dict[str, Any] = {"dim": 64, "hidden": 128, "dropout": 0.0, "encoding": "one_hot"}
-FEATURES, PROGRAMS, STEPS, BATCH, RATE = 4, 400, 1000, 64, 2e-3
-"""Colours and shapes of the programs, training programs of each operator, steps, questions of a step, peak rate."""
+FEATURES, PROGRAMS, BATCH = 4, 4000, 64
+"""Colours and shapes of the programs, training programs of each operator, questions of a step."""
+STEPS, WARMUP, RATE, BETA2 = 4000, 200, 1e-3, 0.98
 DISTRACTORS, DEPTHS = (10, 20, 30, 40), (5, 7)
 TESTED, SEED = 1000, 100
 PICTURE = "distractors.png"
@@ -109,9 +110,9 @@ def _trained(settings: Settings, family: str, label: str, seed: int) -> Any:
     epochs = settings.epochs or max(round(STEPS / max(size // batch, 1)), 1)
     config = TrainConfig(
         model=NETWORKS[label], task="questions", data=data, model_args=SIZES, batch_size=batch, lr=RATE,
-        clip_norm=1.0, weight_decay=0.01, epochs=epochs, device=settings.device or "cpu", limit=settings.limit,
-        seed=seed, tensorboard=False, output=str(settings.folder / "runs"), resume=True,
-        name=f"{family}-{label}-{seed}",
+        clip_norm=1.0, weight_decay=0.01, adam_beta2=BETA2, warmup_steps=WARMUP, epochs=epochs, limit=settings.limit,
+        device=settings.device or "cpu", seed=seed, tensorboard=False, output=str(settings.folder / "runs"),
+        resume=True, name=f"{family}-{label}-{seed}",
     )  # fmt: skip
     settings.say(f"{family}: {label}, seed {seed}")
     return train(config, pictures=False).model

@@ -153,6 +153,20 @@ def test_positions_and_one_hot_rows() -> None:
     assert (rule.shape[-1], stim.shape[-1]) == question_reader.ENCODINGS["one_hot"]
 
 
+@pytest.mark.parametrize("reader", [name for name in READERS if name not in ("rnn", "gru")])
+def test_one_hot_objects_start_as_large_as_their_places(reader: str) -> None:
+    torch.manual_seed(0)
+    model = mereo.create_model("gcog_rnn", reader=reader, dim=64, hidden=64, encoding="one_hot")
+    made = generate("distractor", 20, 0)
+    cells = one_hot(made["rule"], made["stim"])[1]
+    objects = cells[cells.sum(-1) == 2]
+    embeds = [layer for name, layer in model.named_modules() if name.endswith("embed") and isinstance(layer, nn.Linear)]
+    embed = embeds[-1]  # the scene's; a single stream has one for both
+    objects = F.pad(objects, (embed.in_features - objects.shape[-1], 0))
+    places = sinusoids(torch.arange(100)[None], torch.zeros(64))
+    assert 0.5 < embed(objects).square().mean() / places.square().mean() < 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [

@@ -28,6 +28,8 @@ from mereo.models.registry import register_model
 ENCODINGS = {"numbers": (RULE, SCENE), "one_hot": (84, 37)}
 """The forms in which rows are read, each with the columns of a program's row and of a scene's."""
 LATENTS = 10
+ONE_HOT_SPREAD = 0.5
+"""Of weights that embed one-hot rows: the two ones of a cell then have the variance of the sines of its place, 1/2."""
 
 
 def ends_of(rule: Tensor) -> Tensor:
@@ -280,7 +282,8 @@ class QuestionReader(Network):
         rows of zeros, then 101 rows of the scene -> log probabilities (batch, num_classes).
 
     Deviates: rows behind the end of a program take no part, where IBM/gcog reads them as its last tokens; its GRU fails
-    at its sizes and here reads the same rows as the ReLU network; projections start from Xavier's distribution.
+    at its sizes and here reads the same rows as the ReLU network; projections start from Xavier's distribution, and
+    embeddings of one-hot rows as large as the sines of their places, or else their sum says little but the place.
 
     Reference: arXiv:2401.15030, section 2.4.
     """
@@ -325,6 +328,10 @@ class QuestionReader(Network):
             self.reader = SingleStream(widths, dim, hidden, num_heads, dropout, blocks)
         else:
             self.reader = STREAMS[reader](widths, dim, hidden, num_heads, dropout)
+        if encoding == "one_hot":
+            for name, layer in self.reader.named_modules():
+                if isinstance(layer, nn.Linear) and name.endswith("embed"):
+                    nn.init.normal_(layer.weight, std=ONE_HOT_SPREAD)
         self.head = nn.Linear(self.num_features, num_classes)
 
     def forward_features(self, inputs: Tensor) -> Tensor:
