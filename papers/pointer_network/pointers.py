@@ -20,7 +20,9 @@ DIMS, SPREADS = {"hull": 64, "tour": 128, "triangles": 64}, {"hull": 0.3, "tour"
 RATES, BATCH = {"hull": 5e-3, "tour": 3e-3, "triangles": 5e-3}, 64
 HULL_POINTS, FARTHER = (5, 6, 7, 8, 9, 10), (15, 20)
 TOUR_POINTS, TOURS_FARTHER, MOST_EXACT = (5, 10, 15, 20), (25, 30), 16
-SETS, EPOCHS = {"hull": 20000, "tour": 60000, "triangles": 20000}, {"hull": 5, "tour": 7, "triangles": 5}
+SETS, EPOCHS = 60_000, 16
+TOUR_ORDER = "angle"
+"""Of the cities that are read: counter-clockwise around their mean, from which it learns sooner than from any order."""
 TESTED, BEAM, SEED = 500, 4, 100
 PARTS = ("hull", "tour", "triangles")
 KINDS = {"pointer": "Ptr-Net", "blend": "LSTM + attention", "none": "LSTM"}
@@ -43,7 +45,7 @@ def _trained(settings: Settings, problem: str, data: str, attention: str, most: 
     if problem == "triangles":
         arguments["steps_per_point"] = 4
     config = TrainConfig(
-        model="pointer_network", task="pointers", data=data, epochs=settings.epochs or EPOCHS[problem],
+        model="pointer_network", task="pointers", data=data, epochs=settings.epochs or EPOCHS,
         model_args={**arguments, "context": 5},
         batch_size=settings.batch_size or BATCH, lr=RATES[problem], clip_norm=2.0, device=settings.device or "cpu",
         limit=settings.limit, tensorboard=False, output=str(settings.folder / "runs"), name=f"{problem}-{attention}",
@@ -53,8 +55,8 @@ def _trained(settings: Settings, problem: str, data: str, attention: str, most: 
     return train(config, pictures=False).model
 
 
-def _tested(settings: Settings, problem: str, answers: Any, number: int) -> PointSets:
-    return make_sets(problem, answers, number, number, SEED + number, settings.images or TESTED)
+def _tested(settings: Settings, problem: str, answers: Any, number: int, order: str = "drawn") -> PointSets:
+    return make_sets(problem, answers, number, number, SEED + number, settings.images or TESTED, order)
 
 
 def _figures(model: Any, split: PointSets, problem: str, beam: int = 1) -> dict[str, float]:
@@ -62,7 +64,7 @@ def _figures(model: Any, split: PointSets, problem: str, beam: int = 1) -> dict[
 
 
 def _hulls(settings: Settings, made: dict[str, Any]) -> None:
-    data = f"convex_hull:least={HULL_POINTS[0]},most={HULL_POINTS[-1]},train={SETS['hull']}"
+    data = f"convex_hull:least={HULL_POINTS[0]},most={HULL_POINTS[-1]},train={SETS}"
     rows, curves = [], dict[str, dict[int, float]]()
     for attention, name in KINDS.items():
         model = _trained(settings, "hull", data, attention, HULL_POINTS[-1])
@@ -92,11 +94,11 @@ def _optimum(split: PointSets, number: int) -> float | None:
 
 
 def _tours(settings: Settings, made: dict[str, Any]) -> None:
-    data = f"tours:least={TOUR_POINTS[0]},most={TOUR_POINTS[-1]},train={SETS['tour']}"
+    data = f"tours:least={TOUR_POINTS[0]},most={TOUR_POINTS[-1]},order={TOUR_ORDER},train={SETS}"
     model = _trained(settings, "tour", data, "pointer", TOUR_POINTS[-1])
     rows, curves = [], dict[str, dict[int, float]]()
     for number in (*TOUR_POINTS, *TOURS_FARTHER):
-        split = _tested(settings, "tour", tours.answers, number)
+        split = _tested(settings, "tour", tours.answers, number, TOUR_ORDER)
         best = _optimum(split, number)
         assert split.pointers is not None
         known = length_of(split.points.double(), split.pointers).mean().item()
@@ -114,7 +116,7 @@ def _tours(settings: Settings, made: dict[str, Any]) -> None:
 
 
 def _triangles(settings: Settings, made: dict[str, Any]) -> None:
-    model = _trained(settings, "triangles", f"delaunay:train={SETS['triangles']}", "pointer", 5)
+    model = _trained(settings, "triangles", f"delaunay:train={SETS}", "pointer", 5)
     found = _figures(model, _tested(settings, "triangles", delaunay.answers, 5), "triangles")
     row = {"points": 5, "accuracy": found["accuracy"], "triangles found": found["triangles_found"]}
     made["tables"]["Delaunay triangulations, trained on 5 points"] = [row]

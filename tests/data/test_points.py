@@ -1,6 +1,7 @@
 """Sets of points: made ones, their changes in training, files, and what is wrong with files."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 
 from mereo.data import load_splits
 from mereo.data.point_files import in_unit_square, read_sets
-from mereo.data.pointing import FORMS, convex_hull
+from mereo.data.pointing import FORMS, convex_hull, length_of
 from mereo.data.points import PointSets
 from mereo.errors import MereoError, UsageError
 
@@ -17,8 +18,12 @@ THREE = [[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
 
 
 @pytest.mark.parametrize(
-    "data", ["convex_hull:least=4,most=7,train=30", "tours:least=4,most=6,train=30", "delaunay:train=30"]
-)
+    "data",
+    [
+        "convex_hull:least=4,most=7,train=30", "tours:least=4,most=6,train=30", "delaunay:train=30",
+        "tours:least=4,most=6,order=angle,train=30", "convex_hull:least=4,most=7,order=angle,train=30",
+    ],
+)  # fmt: skip
 def test_changes_in_training_keep_the_answer(data: str) -> None:
     sets = load_splits(data, length=5).train
     assert isinstance(sets, PointSets) and sets.pointers is not None
@@ -40,12 +45,29 @@ def test_changes_in_training_keep_the_answer(data: str) -> None:
         assert torch.equal(FORMS[sets.problem](batch.points, batch.pointers), batch.pointers), "in its one form"
 
 
+def test_sets_in_the_order_of_their_angles() -> None:
+    drawn, turned = (load_splits(f"tours:most=6,{how}train=40", length=5).train for how in ("", "order=angle,"))
+    assert isinstance(turned, PointSets) and isinstance(drawn, PointSets) and turned.pointers is not None
+    assert turned.describe() != drawn.describe()
+    for generator in (None, torch.Generator().manual_seed(0)):
+        batch = turned.batch(torch.arange(40), generator=generator)
+        for points, count in zip(batch.points, batch.lengths, strict=True):
+            mean = points[:count].mean(0)
+            angles = [math.atan2(y, x) for x, y in (points[:count] - mean).tolist()]
+            assert angles == sorted(angles) and not points[count:].any()
+    for row in range(40):  # the same sets, and tours of the same length
+        own = [{tuple(point) for point in sets.points[row, : sets.lengths[row]].tolist()} for sets in (drawn, turned)]
+        assert own[0] == own[1]
+    lengths = [length_of(sets.points.double(), sets.pointers) for sets in (drawn, turned)]  # type: ignore[arg-type]
+    torch.testing.assert_close(*lengths)
+
+
 def test_options_and_limits_of_made_sets() -> None:
     splits = load_splits("convex_hull:least=3,most=4", length=5, limit=7)
     assert len(splits.train) == 7 and set(splits.test.lengths.tolist()) == {3, 4}  # type: ignore[attr-defined]
     other = load_splits("convex_hull:least=3,most=4,train=7", length=5)
     assert splits.train.describe() == other.train.describe() != splits.test.describe()
-    for wrong in ("least=2", "most=4", "most=5000", "train=0"):
+    for wrong in ("least=2", "most=4", "most=5000", "train=0", "order=x"):
         with pytest.raises(UsageError, match=wrong.partition("=")[0]):
             load_splits(f"convex_hull:{wrong}", length=5)
 

@@ -3,19 +3,21 @@
 from typing import TYPE_CHECKING, Any
 
 from mereo.data.registry import DatasetInfo, later, register_dataset
-from mereo.errors import UsageError, check_count
+from mereo.errors import UsageError, check_choice, check_count
 
 if TYPE_CHECKING:
     from mereo.data.points import Answers
 
 LOWEST, HELD_OUT = 3, 1000
 """Fewest points of a set; sets of the validation and of the test split."""
+ORDERS = ("drawn", "angle")
+"""How the points of a set follow each other: in any order, or counter-clockwise around their mean."""
 
 
 def register_points(
     name: str, problem: str, answers: "Answers", summary: str, *, least: int, most: int, highest: int, train: int
 ) -> DatasetInfo:
-    """Register sets of points of the unit square, with the options least, most and train.
+    """Register sets of points of the unit square, with the options least, most, order and train.
 
     Args:
         name: of the data set.
@@ -27,16 +29,19 @@ def register_points(
         train: training sets, by default.
     """
 
-    def configure(*, least: int = least, most: int = most, train: int = train) -> dict[str, Any]:
+    def configure(*, least: int = least, most: int = most, order: str = "drawn", train: int = train) -> dict[str, Any]:
         check_count(1, train=train)
+        check_choice("order", order, ORDERS)
         if not LOWEST <= least <= most <= highest:
             raise UsageError(f"least is {least} and most is {most}; points of a set are from {LOWEST} to {highest}.")
         splits = {"train": train, "validation": HELD_OUT, "test": HELD_OUT}
-        how = {"problem": problem, "answers": answers, "least": least, "most": most, "splits": splits}
+        how = {"problem": problem, "answers": answers, "least": least, "most": most, "order": order, "splits": splits}
         return {"load": later("mereo.data.points:load_sets", **how), "splits": splits}
 
     configure.__doc__ = (
-        f"Options: least and most points of a set ({least} and {most}), and the number of training sets ({train})."
+        f"Options: least and most points of a set ({least} and {most}), the number of training sets ({train}), and the"
+        " order of the points of a set: drawn, or angle, counter-clockwise around their mean. A network of the latter"
+        " reads other sets in that order, too."
     )
     return register_dataset(
         name,
