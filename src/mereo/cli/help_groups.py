@@ -14,9 +14,9 @@ TRAIN_GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "optimiser and schedule": (
         "recipe", "batch_size", "accumulate", "optimizer", "lr", "schedule", "patience", "weight_decay",
-        "weight_decay_norm", "layer_decay", "freeze", "freeze_layers", "freeze_until", "warmup_epochs", "warmup_steps",
-        "warmup_start", "min_lr", "decay_rate", "decay_steps", "plateau_factor",
-        "plateau_patience", "plateau_cooldown", "clip_norm", "ema_decay",
+        "adam_beta2", "weight_decay_norm", "layer_decay", "freeze", "freeze_layers", "freeze_until", "warmup_epochs",
+        "warmup_steps", "warmup_start", "min_lr", "decay_rate", "decay_steps", "plateau_factor", "plateau_patience",
+        "plateau_cooldown", "clip_norm", "ema_decay",
     ),
     "loss": (
         "loss", "label_smoothing", "mixup", "cutmix", "adversarial", "adversarial_steps", "adversarial_share",
