@@ -257,14 +257,12 @@ class TrainConfig:
         check_positive(**self._given(_POSITIVE))
         check_not_negative(**self._given(_NOT_NEGATIVE))
         check_probability(**self._given(("validation_fraction", "label_smoothing", "ema_decay", "adam_beta2")))
-        check_fraction(
-            **self._given(("adversarial_share", "decay_rate", "layer_decay", "plateau_factor", "adam_beta2"))
-        )
+        check_fraction(**self._given(("adversarial_share", "decay_rate", "layer_decay", "plateau_factor")))
         for name, value in self._given(_LARGEST).items():
             if value > _LARGEST[name]:
                 raise UsageError(f"{name} is {value}; it must be at most {_LARGEST[name]:,}.")
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
-        if self.adam_beta2 is not None and not self.optimizer.startswith("adam"):
+        if self.adam_beta2 is not None and self.optimizer not in ("adamw", "adam"):
             raise UsageError(
                 f"adam_beta2 is {self.adam_beta2} and optimizer {self.optimizer!r}, which has none; leave it out, or"
                 " choose adamw or adam."
