@@ -42,6 +42,7 @@ SIZES: dict[str, Any] = {"dim": 64, "hidden": 128, "dropout": 0.0, "encoding": "
 FEATURES, PROGRAMS, BATCH = 4, 4000, 64
 """Colours and shapes of the programs, training programs of each operator, questions of a step."""
 STEPS, WARMUP, RATE, BETA2 = 4000, 200, 1e-3, 0.98
+"""Steps, those of the warm-up, peak rate, beta_2 of Adam."""
 DISTRACTORS, DEPTHS = (10, 20, 30, 40), (5, 7)
 TESTED, SEED = 1000, 100
 PICTURE = "distractors.png"

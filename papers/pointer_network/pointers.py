@@ -22,7 +22,7 @@ HULL_POINTS, FARTHER = (5, 6, 7, 8, 9, 10), (15, 20)
 TOUR_POINTS, TOURS_FARTHER, MOST_EXACT = (5, 10, 15, 20), (25, 30), 16
 SETS, EPOCHS = 60_000, 16
 TOUR_ORDER = "angle"
-"""Of the cities that are read: counter-clockwise around their mean, from which it learns sooner than from any order."""
+"""Cities are read counter-clockwise around their mean, from which networks learn sooner than from a drawn order."""
 TESTED, BEAM, SEED = 500, 4, 100
 PARTS = ("hull", "tour", "triangles")
 KINDS = {"pointer": "Ptr-Net", "blend": "LSTM + attention", "none": "LSTM"}

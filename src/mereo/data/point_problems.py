@@ -40,8 +40,8 @@ def register_points(
 
     configure.__doc__ = (
         f"Options: least and most points of a set ({least} and {most}), the number of training sets ({train}), and the"
-        " order of the points of a set: drawn, or angle, counter-clockwise around their mean. A network of the latter"
-        " reads other sets in that order, too."
+        " order of the points of a set: drawn, or angle, counter-clockwise around their mean. Sets that a network"
+        " trained with angle is to predict must be in that order, too."
     )
     return register_dataset(
         name,
