@@ -40,6 +40,8 @@ class Recurrence:
         finish: y (batch, heads, tokens, channels) -> outputs of the mixer (batch, tokens, dim), such as a projection;
             None for y itself.
         error: largest difference between `run` and the mixer; None if they were not compared.
+        steps: Delta of a state space, (batch, heads, tokens, 1), by which log_lambda (1, heads, 1, states) and B are
+            still to be multiplied; None once they are, see `discretised`.
     """
 
     log_lambda: Tensor
@@ -49,6 +51,13 @@ class Recurrence:
     D: Tensor | None = None
     finish: Callable[[Tensor], Tensor] | None = None
     error: float | None = None
+    steps: Tensor | None = None
+
+    def discretised(self) -> "Recurrence":
+        """The same with its steps in Lambda and B, which are then as large as the states of all tokens."""
+        if self.steps is None:
+            return self
+        return replace(self, log_lambda=self.steps * self.log_lambda, B=self.steps * self.B, steps=None)
 
     @property
     def Lambda(self) -> Tensor:  # noqa: N802
@@ -62,7 +71,7 @@ class Recurrence:
             state: before the first token, (batch, heads, states, channels); None for 0.
             method: of `mereo.core.kernels.gated_scan`.
         """
-        y, last = gated_scan(GatedScan(self.C, self.B, self.u, self.log_lambda, state), method)
+        y, last = gated_scan(GatedScan(self.C, self.B, self.u, self.log_lambda, state, self.steps), method)
         return y if self.D is None else y + self.D * self.u, last
 
     def run(self, method: str = "auto") -> Tensor:

@@ -1,11 +1,14 @@
-"""The gated scan: both forms against loops in float64, their gradients, parts of a sequence, and decays of 0."""
+"""The gated scan: its forms against loops in float64, their gradients, parts of a sequence, and decays of 0."""
 
 import pytest
 import torch
 from torch import Tensor
 
+from mereo.core.kernels import gated_scan_compiled, library
 from mereo.core.kernels.gated_scan import BLOCK, GatedScan, gated_scan
 from mereo.errors import UsageError
+
+needs_library = pytest.mark.skipif(library.missing is not None, reason=str(library.missing))
 
 
 def given(tokens: int, rows: int, dim: int = 3, pose: int = 2, heads: int = 2) -> list[Tensor]:
@@ -78,3 +81,94 @@ def test_decays_that_differ_in_a_state_have_no_blocks() -> None:
         gated_scan(GatedScan(*given(4, 3)), "blocks")
     with pytest.raises(UsageError, match="method"):
         gated_scan(GatedScan(*given(4, 3)), "scan")
+
+
+def one_channel(kind: str, heads: int, tokens: int, dim: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """q, k, v, logs of decays, a state and, for "steps", step sizes: what the compiled form takes."""
+    torch.manual_seed(0)
+    if kind == "one row":
+        q, k, v = (torch.randn(2, heads, tokens, 1) for _ in range(3))
+        made = [q, k, v, -3 * torch.rand(2, heads, tokens, 1), torch.randn(2, heads, 1, 1)]
+    else:
+        q, k, v = *torch.randn(2, 2, 1, tokens, dim), torch.randn(2, tokens, heads, 1).transpose(1, 2)
+        made = [q, k, v, -3 * torch.rand(1, heads, 1, dim), torch.randn(2, heads, dim, 1)]
+        made.append(torch.rand(2, heads, tokens, 1))
+    return [x.to(dtype) for x in made]
+
+
+def everything(tensors: list[Tensor], method: str, *, again: bool = False) -> list[Tensor]:
+    """Outputs, state and gradients, and gradients of these if asked."""
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    out, last = gated_scan(GatedScan(*leaves), method)
+    weights = torch.linspace(-1, 1, out.numel()).view_as(out).to(out.dtype)
+    first = torch.autograd.grad((out * weights).sum() + last.square().sum(), leaves, create_graph=again)
+    second = torch.autograd.grad(sum(x.square().sum() for x in first), leaves) if again else ()
+    return [out, last, *first, *second]
+
+
+def assert_close(found: list[Tensor], expected: list[Tensor], share: float) -> None:
+    """Every difference is at most `share` of the largest entry."""
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape
+        assert (one.double() - other.double()).abs().max() <= share * other.double().abs().max()
+
+
+KINDS = [("steps", 20, 70, 5), ("steps", 7, 33, 16), ("steps", 64, 9, 40), ("one row", 33, 70, 1)]
+
+
+@needs_library
+@pytest.mark.parametrize("case", KINDS, ids=str)
+def test_the_compiled_form(case: tuple[str, int, int, int]) -> None:
+    tensors = one_channel(*case)
+    expected = everything([x.double() for x in tensors], "recurrent")
+    assert_close(everything(tensors, "compiled"), expected, 1e-6)
+    half = [x.bfloat16() for x in tensors]
+    found, expected = everything(half, "compiled"), everything([x.double() for x in half], "recurrent")
+    assert found[0].dtype == torch.bfloat16 and found[1].dtype == torch.float32
+    assert_close(found, expected, 2e-2)
+
+
+@needs_library
+@pytest.mark.parametrize("level", range(3))
+def test_every_instruction_set_and_number_of_threads(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if level > library._library.mereo_isa():
+        pytest.skip("this processor does not have it")
+    for name in ("_forward", "_gradients"):
+        monkeypatch.setattr(gated_scan_compiled, name, getattr(gated_scan_compiled, name).at_level(level))
+    tensors, threads = one_channel("steps", 70, 700, 19), torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        once = everything(tensors, "compiled")
+        assert_close(once, everything([x.double() for x in tensors], "recurrent"), 1e-5)
+        torch.set_num_threads(3)
+        assert all(torch.equal(x, y) for x, y in zip(everything(tensors, "compiled"), once, strict=True))
+    finally:
+        torch.set_num_threads(threads)
+
+
+@needs_library
+@pytest.mark.parametrize("case", [("steps", 7, 33, 16), ("one row", 33, 40, 1)], ids=str)
+def test_second_derivatives_of_the_compiled_form(case: tuple[str, int, int, int]) -> None:
+    tensors = one_channel(*case)
+    expected = everything([x.double() for x in tensors], "recurrent", again=True)
+    assert_close(everything(tensors, "compiled", again=True), expected, 1e-5)
+
+
+@needs_library
+def test_decays_of_the_compiled_form_from_0_to_more_than_1() -> None:
+    q, k, v, logs, state = one_channel("one row", 5, 12, 1)
+    logs[:, :, 4], logs[:, :, 8] = -torch.inf, 2.0
+    compiled, recurrent = (gated_scan(GatedScan(q, k, v, logs, state), each) for each in ("compiled", "recurrent"))
+    torch.testing.assert_close(compiled, recurrent)
+
+
+def test_what_the_compiled_form_cannot_take() -> None:
+    steps = one_channel("steps", 4, 6, 3)
+    for tensors, message in (
+        (given(6, 3), "2 channels"),
+        (given(6, 3, pose=1), "no steps"),
+        ([steps[0].expand(2, 4, 6, 3), *steps[1:]], "differ between heads"),
+        ([x.double() for x in steps], "float32|compiled library"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            gated_scan(GatedScan(*tensors), "compiled")

@@ -122,7 +122,7 @@ class GatedScanMixer(nn.Module, ABC):
 
     def recurrence(self, tokens: Tensor) -> Recurrence:
         """The terms that are executed: see `mereo.recurrence`."""
-        return self.terms(tokens, None)[0]
+        return self.terms(tokens, None)[0].discretised()
 
     def extend(self, tokens: Tensor, state: GatedState | None = None) -> tuple[Tensor, GatedState]:
         """The next tokens after `state`: their outputs, and the state after them."""
@@ -130,6 +130,7 @@ class GatedScanMixer(nn.Module, ABC):
         check_streamed(type(self).__name__, tokens, "(batch, tokens, dim)", samples)
         made, before = self.terms(tokens, None if state is None else state.before)
         if self.gates.watched:
+            made = made.discretised()
             made = replace(made, log_lambda=self.gates(made.Lambda).clamp(min=0).log().clamp(min=LEAST))
         out, memory = made.scan(None if state is None else state.memory)
         return made.outputs(out), GatedState(memory, before)

@@ -2,7 +2,7 @@
 
 Source: arXiv:2312.00752, algorithm 2; as one recurrence beside attention arXiv:2405.15731.
 Cost: 2 C (2 N + R) + 2 C^2 FLOPs a token for projections, states of N and step sizes of rank R, 6 C N for the scan, and
-C N numbers a token in training. Read token by token, it carries C N numbers.
+C N numbers a token in training, on a CPU by the compiled scan C. Read token by token, it carries C N numbers.
 """
 
 import math
@@ -81,11 +81,11 @@ class S6(GatedScanMixer):
     def terms(self, tokens: Tensor, before: Tensor | None) -> tuple[Recurrence, Tensor | None]:
         steps, b, c = self.to_terms(tokens).split([self.rank, self.state_dim, self.state_dim], -1)
         # By the other function, because the compiled gradient of softplus takes no gradient with its axes exchanged.
-        delta = -F.logsigmoid(-self.to_steps(steps)).unsqueeze(-1)  # (batch, tokens, dim, 1)
-        logs, B = -delta * self.A_log.exp(), delta * b.unsqueeze(2)
+        delta = -F.logsigmoid(-self.to_steps(steps)).transpose(1, 2).unsqueeze(-1)  # (batch, dim, tokens, 1)
+        A = -self.A_log.exp().unsqueeze(1).unsqueeze(0)
         return Recurrence(
-            logs.transpose(1, 2), B.transpose(1, 2), c.unsqueeze(1), tokens.transpose(1, 2).unsqueeze(-1),
-            self.D.view(-1, 1, 1), lambda out: self.proj(from_heads(out)),
+            A, b.unsqueeze(1), c.unsqueeze(1), tokens.transpose(1, 2).unsqueeze(-1), self.D.view(-1, 1, 1),
+            lambda out: self.proj(from_heads(out)), steps=delta,
         ), None  # fmt: skip
 
     def extra_repr(self) -> str:
