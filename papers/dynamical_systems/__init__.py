@@ -14,4 +14,5 @@ PAPER = Paper(
             constants={"DIM": 8, "STATES": (2,), "RATES": (1e-3,), "SHOWN": 2, "DEGREE": 4},
         ),
     },
+    suites={"selective_scan": "papers.dynamical_systems.suite:SELECTIVE_SCAN"},
 )
