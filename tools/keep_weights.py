@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mereo.export.card import model_card
 from mereo.export.record import read_record
+from mereo.inference.predict import task_of
 from mereo.inference.temperature import KEY
 from mereo.models import load, save_weights
 from mereo.models.pretrained import FOLDER
@@ -23,7 +24,8 @@ def keep(run: Path, which: str, kind: str = "") -> Path:
     folder = RunFolder(run)
     weights = folder.last if which == "last" else folder.best
     model, record = load(weights), read_record(weights)
-    name = f"{model.config['model']}.{record['data']}" + (f"_{kind}" if kind else "")
+    data = record["data"].partition(":")[0]  # without its options
+    name = f"{model.config['model']}.{data}" + (f"_{kind}" if kind else "")
     path = FOLDER / f"{name}.safetensors"
     model.pretrained_cfg["license"] = LICENSE
     state, extra = model.state_dict(), {"data": record["data"], "results": record["results"]}
@@ -36,27 +38,30 @@ def keep(run: Path, which: str, kind: str = "") -> Path:
         size = path.stat().st_size
         path.unlink()
         raise SystemExit(f"{name} takes {size:,} bytes; the package keeps networks of at most {LARGEST:,}.")
-    scores = "lengths" if getattr(model, "score_kind", "scores") == "lengths" else "scores"
-    path.with_suffix(".md").write_text(_with_use(model_card(model, record, name), *name.split("."), scores))
+    call = f"outputs = model({model.input_kind})"
+    if task_of(model).scores_classes:
+        call = f"{'lengths' if model.score_kind == 'lengths' else 'scores'} = model(images)  # (batch, classes)"
+    command = f"On the command line: `mereo predict photo.png --weights {name}`.\n\n"
+    command = command if model.input_kind == "images" else ""
+    path.with_suffix(".md").write_text(_with_use(model_card(model, record, name), *name.split("."), call, command))
     return path
 
 
-def _with_use(card: str, model: str, data: str, scores: str) -> str:
+def _with_use(card: str, model: str, data: str, call: str, command: str) -> str:
     """The card of a folder, with what it says of use made true of the package."""
-    before, after = card.index("## Use"), card.index("## Labels")
+    before = card.index("## Use")
+    after = card.index("\n## ", before) + 1
     use = f"""## Use
 
 ```python
 import mereo
 
 model = mereo.create_model("{model}", pretrained="{data}").eval()
-{scores} = model(images)  # (batch, classes)
+{call}
 ```
 
-On the command line: `mereo predict photo.png --weights {model}.{data}`.
-
 """
-    return card[:before] + use + card[after:]
+    return card[:before] + use + command + card[after:]
 
 
 if __name__ == "__main__":
