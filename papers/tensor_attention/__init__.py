@@ -19,4 +19,5 @@ PAPER = Paper(
             constants={"DEGREES": (2, 4), "TOKENS": {"exact": (8,), "streamed": (8, 16), "polynomial": (8, 16)}},
         ),
     },
+    suites={"tensor_attention": "papers.tensor_attention.suite:TENSOR_ATTENTION"},
 )

@@ -47,7 +47,7 @@ def test_loops_and_gradients(method: str, monkeypatch: pytest.MonkeyPatch) -> No
         leaves = [x.clone().requires_grad_() for x in tensors]
         q, k1, v1, k2, v2 = leaves
         if block:
-            monkeypatch.setattr(kernel, "BLOCK", block)
+            monkeypatch.setattr(kernel, "TOGETHER", block * 2 * 3 * 7 * 6)
             out = tensor_attention(*leaves, masks=(mask, other.view(1, 1, 1, 6)), method=method)
         else:
             rows = []

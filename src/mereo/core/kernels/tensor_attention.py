@@ -6,7 +6,7 @@ Keys of several sets are one set of products (Khatri-Rao), row j m2 + k for the 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
 from typing import Any
@@ -20,8 +20,8 @@ from mereo.core.kernels.methods import execute
 from mereo.core.kernels.transforms import fallback_reason
 from mereo.core.squash import accumulation_type
 
-BLOCK = 16
-"""Senders of the first set that are computed together."""
+TOGETHER = 2**18
+"""Scores that are computed together, which should stay in the cache."""
 
 
 def products(sets: Sequence[Tensor]) -> Tensor:
@@ -84,11 +84,27 @@ def exact(given: Triples) -> Tensor:
 
 def _block(q: Tensor, k1: Tensor, k2: Tensor, mask1: Tensor | None, mask2: Tensor | None) -> Tensor:
     """Scores of a block of the first set: (..., receivers, block, m2), -inf for a pair that takes no part."""
-    scores = (q.unsqueeze(-2) * k1.unsqueeze(-3)) @ k2.transpose(-1, -2).unsqueeze(-3)
+    scores = _rows(_pairs(q, k1) @ k2.transpose(-1, -2), q)
     for mask, axis in ((mask1, -1), (mask2, -2)):
         if mask is not None:
-            scores = scores.masked_fill(~mask.unsqueeze(axis), -torch.inf)
+            scores.masked_fill_(~mask.unsqueeze(axis), -torch.inf)
     return scores
+
+
+def _blocks(q: Tensor, k1: Tensor, k2: Tensor) -> Iterator[slice]:
+    """The first set in blocks of TOGETHER scores, or of one sender."""
+    count, size = k1.shape[-2], max(TOGETHER // max(q.shape[:-1].numel() * k2.shape[-2], 1), 1)
+    return (slice(first, first + size) for first in range(0, count, size))
+
+
+def _pairs(x: Tensor, block: Tensor) -> Tensor:
+    """Products of each row with each of a block: (..., n, d), (..., b, d) -> (..., n b, d)."""
+    return (x.unsqueeze(-2) * block.unsqueeze(-3)).flatten(-3, -2)
+
+
+def _rows(pairs: Tensor, x: Tensor) -> Tensor:
+    """(..., n b, d) -> (..., n, b, d) for x of n rows."""
+    return pairs.unflatten(-2, (x.shape[-2], -1))
 
 
 class _Streamed(torch.autograd.Function):
@@ -104,15 +120,14 @@ class _Streamed(torch.autograd.Function):
         least = torch.finfo(wide).min
         top = Q.new_full(Q.shape[:-1], least)
         total, out = torch.zeros_like(top), Q.new_zeros(*Q.shape[:-1], V1.shape[-1])
-        for first in range(0, K1.shape[-2], BLOCK):
-            some = slice(first, first + BLOCK)
+        for some in _blocks(Q, K1, K2):
             m1 = None if mask1 is None else mask1.expand(*mask1.shape[:-1], K1.shape[-2])[..., some]
             scores = _block(Q, K1[..., some, :], K2, m1, mask2)
             higher = torch.maximum(top, scores.amax((-1, -2)))
-            weights, kept = (scores - higher[..., None, None]).exp(), (top - higher).exp()
+            weights, kept = scores.sub_(higher[..., None, None]).exp_(), (top - higher).exp()
             total = total * kept + weights.sum((-1, -2))
-            added = (weights @ V2.unsqueeze(-3) * V1[..., some, :].unsqueeze(-3)).sum(-2)
-            out, top = out * kept.unsqueeze(-1) + added, higher
+            mixed = _rows(weights.flatten(-3, -2) @ V2, Q)
+            out, top = out * kept.unsqueeze(-1) + (mixed * V1[..., some, :].unsqueeze(-3)).sum(-2), higher
         out = out / total.clamp(min=torch.finfo(wide).tiny).unsqueeze(-1)
         ctx.save_for_backward(q, k1, k2, v1, v2, mask1, mask2, out, top + total.clamp(min=1e-30).log())
         ctx.scale = scale
@@ -133,20 +148,19 @@ class _Streamed(torch.autograd.Function):
         Q, K1, K2, V1, V2, G = (x.to(wide) for x in (q * ctx.scale, k1, k2, v1, v2, grads[0]))
         dq, dk1, dk2, dv1, dv2 = (torch.zeros_like(x) for x in (Q, K1, K2, V1, V2))
         delta = (G * out).sum(-1)
-        for first in range(0, K1.shape[-2], BLOCK):
-            some = slice(first, first + BLOCK)
+        for some in _blocks(Q, K1, K2):
             k, v = K1[..., some, :], V1[..., some, :]
             m1 = None if mask1 is None else mask1.expand(*mask1.shape[:-1], K1.shape[-2])[..., some]
-            weights = (_block(Q, k, K2, m1, mask2) - lse[..., None, None]).exp()
-            gv = G.unsqueeze(-2) * v.unsqueeze(-3)  # (..., receivers, block, pose)
-            ds = weights * (gv @ V2.transpose(-1, -2).unsqueeze(-3) - delta[..., None, None])
-            read, mixed = ds @ K2.unsqueeze(-3), weights @ V2.unsqueeze(-3)
+            weights = _block(Q, k, K2, m1, mask2).sub_(lse[..., None, None]).exp_()
+            gv = _pairs(G, v)  # (..., receivers block, pose)
+            ds = _rows(gv @ V2.transpose(-1, -2), Q).sub_(delta[..., None, None]).mul_(weights).flatten(-3, -2)
+            weights = weights.flatten(-3, -2)
+            read, mixed = _rows(ds @ K2, Q), _rows(weights @ V2, Q)
             dq += (read * k.unsqueeze(-3)).sum(-2)
             dk1[..., some, :] = (read * Q.unsqueeze(-2)).sum(-3)
             dv1[..., some, :] = (mixed * G.unsqueeze(-2)).sum(-3)
-            qk = (Q.unsqueeze(-2) * k.unsqueeze(-3)).flatten(-3, -2)
-            dk2 += ds.flatten(-3, -2).transpose(-1, -2) @ qk
-            dv2 += weights.flatten(-3, -2).transpose(-1, -2) @ gv.flatten(-3, -2)
+            dk2 += ds.transpose(-1, -2) @ _pairs(Q, k)
+            dv2 += weights.transpose(-1, -2) @ gv
         found = (dq * ctx.scale, dk1, dk2, dv1, dv2)
         return *(g.to(x.dtype) for g, x in zip(found, (q, k1, k2, v1, v2), strict=True)), None, None, None
 
