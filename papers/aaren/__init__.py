@@ -19,4 +19,5 @@ PAPER = Paper(
             constants={"TOKENS": (16, 32), "REPEATS": 2},
         ),
     },
+    suites={"prefix_attention": "papers.aaren.suite:PREFIX_ATTENTION"},
 )

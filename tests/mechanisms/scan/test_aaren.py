@@ -8,11 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mereo
+from mereo.core.kernels import library, prefix_attention_compiled
 from mereo.core.kernels.prefix_attention import METHODS, Prefixes, Summary, add, no_tokens, prefixes
 from mereo.errors import UsageError
 from mereo.mechanisms.scan import Aaren, prefix_attention
 
-every_form = pytest.mark.parametrize("method", METHODS)
+every_form = pytest.mark.parametrize("method", [name for name in METHODS if name != "compiled"])
+needs_library = pytest.mark.skipif(library.missing is not None, reason=str(library.missing))
 
 
 def naive(scores: Tensor, values: Tensor) -> Tensor:
@@ -159,3 +161,85 @@ def test_bad_input() -> None:
         Aaren(10, 4)
     for shape in ((2, 0), (0, 5)):
         assert prefix_attention(torch.zeros(shape), torch.zeros(*shape, 3)).shape == (*shape, 3)
+
+
+def example(shape: tuple[int, ...], dim: int, *, before: bool) -> list[Tensor]:
+    """Scores, some of them -inf, values in another order in memory, and the top, total and sums before."""
+    torch.manual_seed(0)
+    scores, values = 8 * torch.randn(shape), torch.randn(*shape[:-2], shape[-1], shape[-2], dim).transpose(-2, -3)
+    scores[..., ::7] = -torch.inf
+    if not before:
+        return [scores, values, *no_tokens(scores, values)]
+    lead = shape[:-1]
+    return [scores, values, torch.randn(lead), torch.rand(lead) + 0.5, torch.randn(*lead, dim)]
+
+
+def everything(tensors: list[Tensor], method: str, *, again: bool = False) -> list[Tensor]:
+    """Outputs, the summary behind, and the gradients of all but the top, and gradients of these if asked."""
+    scores, values, top, total, sums = (x.detach() for x in tensors)
+    leaves = [x.requires_grad_() for x in (scores, values, total, sums)]
+    out, last = prefixes(Prefixes(scores, values, Summary(top, total, sums), 8), method)
+    weights = torch.linspace(-1, 1, out.numel()).view_as(out).to(out.dtype)
+    loss = (out * weights).sum() + last.total.square().sum() + last.values.square().sum()
+    first = torch.autograd.grad(loss, leaves, create_graph=again)
+    second = torch.autograd.grad(sum(x.square().sum() for x in first), leaves) if again else ()
+    return [out, *last, *first, *second]
+
+
+def assert_close(found: list[Tensor], expected: list[Tensor], share: float) -> None:
+    """Every difference is at most `share` of the largest entry."""
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape
+        finite = other.isfinite()
+        assert torch.equal(one[~finite].double(), other[~finite].double())
+        assert ((one.double() - other.double())[finite].abs() <= share * other[finite].double().abs().max()).all()
+
+
+@needs_library
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize(("shape", "dim"), [((2, 3, 70), 20), ((1, 1, 9), 1), ((2, 2, 2, 33), 40)], ids=str)
+def test_the_compiled_form(shape: tuple[int, ...], dim: int, before: bool) -> None:
+    tensors = example(shape, dim, before=before)
+    expected = everything([x.double() for x in tensors], "sequential")
+    assert_close(everything(tensors, "compiled"), expected, 2e-6)
+    half = [x.bfloat16() for x in tensors[:2]] + tensors[2:]
+    found = everything(half, "compiled")
+    assert found[0].dtype == torch.bfloat16 and found[1].dtype == torch.float32
+    assert_close(found, everything([x.double() for x in half], "sequential"), 2e-2)
+
+
+@needs_library
+@pytest.mark.parametrize("level", range(3))
+def test_every_instruction_set_and_number_of_threads(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if level > library._library.mereo_isa():
+        pytest.skip("this processor does not have it")
+    for name in ("_forward", "_gradients"):
+        entry = getattr(prefix_attention_compiled, name)
+        monkeypatch.setattr(prefix_attention_compiled, name, entry.at_level(level))
+    tensors, threads = example((2, 3, 3001), 37, before=True), torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        once = everything(tensors, "compiled")
+        assert_close(once, everything([x.double() for x in tensors], "block"), 1e-5)
+        torch.set_num_threads(3)
+        assert all(torch.equal(x, y) for x, y in zip(everything(tensors, "compiled"), once, strict=True))
+    finally:
+        torch.set_num_threads(threads)
+
+
+@needs_library
+def test_second_derivatives_of_the_compiled_form() -> None:
+    tensors = example((2, 3, 11), 5, before=True)
+    expected = everything([x.double() for x in tensors], "sequential", again=True)
+    assert_close(everything(tensors, "compiled", again=True), expected, 1e-4)
+
+
+@needs_library
+def test_compiled_scores_far_apart_and_vectors_without_columns() -> None:
+    scores = torch.tensor([-3e4, 5.0, -1e30, 3e4, -torch.inf, 2e38])
+    out = prefix_attention(scores, torch.arange(1.0, 7).unsqueeze(-1), method="compiled")
+    assert out.flatten().tolist() == [1, 2, 2, 4, 4, 6]
+    with pytest.raises(UsageError, match="no numbers"):
+        prefix_attention(torch.zeros(3), torch.zeros(3, 0), method="compiled")
+    with pytest.raises(UsageError, match=r"float32|compiled library"):
+        prefix_attention(torch.zeros(3).double(), torch.zeros(3, 2).double(), method="compiled")

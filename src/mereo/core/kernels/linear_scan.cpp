@@ -11,23 +11,9 @@
 // places: mereo/core/kernels/linear_scan_compiled.py has them. The lanes of a vector are the VL queries of a block, and
 // for the update of the state VL entries of the values; T stays in the first-level cache. Threads share out heads, and
 // columns of the values where there are few heads; the result does not depend on how. Plain C interface; float32.
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 #include "teams.hpp"
 
 namespace {
-
-// Ask for large pages where results are written: what the system hands out for long sequences is new memory, and a
-// fault for every 4 KiB of it would take a third of the time.
-inline void ask_for_large_pages(float* at, idx count) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-    const uintptr_t page = 2 << 20, first = (reinterpret_cast<uintptr_t>(at) + page - 1) / page * page;
-    const uintptr_t end = reinterpret_cast<uintptr_t>(at + count) / page * page;
-    if (end > first + 8 * page) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
-#endif
-}
 
 // Rows of (batch, heads, tokens, dim) with entries of a row in sequence: how far apart batches, heads and tokens lie.
 struct Rows {

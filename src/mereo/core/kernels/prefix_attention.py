@@ -1,15 +1,15 @@
-"""Softmax attention of one query to every prefix of a sequence, in four forms that are equal.
+"""Softmax attention of one query to every prefix of a sequence, in five forms that are equal.
 
     out_k = sum_{i<=k} exp(s_i) v_i / sum_{i<=k} exp(s_i)                                        arXiv:2405.13956
 
 Tokens of any set are summed up by (m, u, w): the largest score, and the sums of exp(s - m) and of exp(s - m) v. Two
 summaries of disjoint sets add up to the summary of both. The sequential form adds a token at a time; the scan adds the
 summary 1, 2, 4 ... tokens before to each; the cumulative one has log u by a sum of exponentials and scans outputs only;
-the block form multiplies couplings and values inside blocks, and scans the summaries of blocks. Sums are in float32 or
-wider.
+the block form multiplies couplings and values inside blocks, and scans the summaries of blocks; the compiled form is
+the sequential one in C++. Sums are in float32 or wider.
 
 Cost: N (E + 2) operations for N tokens of E numbers one by one; log2 N times more by the scan; 2 b N E FLOPs by
-blocks of b, which are matrix products.
+blocks of b, which are matrix products. Compiled, values and outputs pass through memory once.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mereo.core.kernels.methods import execute
+from mereo.core.kernels.methods import compiled_cannot, execute
+from mereo.core.kernels.prefix_attention_compiled import prefixes_compiled
 from mereo.core.squash import accumulation_type
 
 BLOCK = 32
@@ -180,7 +181,26 @@ def blocks(given: Prefixes) -> Result:
     return cut.output.to(given.values.dtype), _last(cut, given.before)
 
 
+def compiled(given: Prefixes) -> Result:
+    """A token at a time in C++."""
+    values, before = given.values, given.before
+    lead = values.shape[:-2]
+    shape = lead if len(lead) == 2 else torch.Size((1, *lead)) if len(lead) == 1 else torch.Size((lead.numel(), 1))
+    summary = (x.reshape(*shape, *x.shape[len(lead) :]) for x in before)
+    out, *last = prefixes_compiled(
+        given.scores.reshape(*shape, -1), values.reshape(*shape, *values.shape[-2:]), *summary
+    )
+    return out.view(values.shape), Summary(*(x.view_as(y) for x, y in zip(last, before, strict=True)))
+
+
+def _compiled_cannot(given: Prefixes) -> str | None:
+    if not given.values.numel():
+        return "it has no numbers"
+    return compiled_cannot(given.scores, given.values)
+
+
 METHODS: dict[str, tuple[Callable[[Prefixes], Result], Callable[[Prefixes], str | None]]] = {
+    "compiled": (compiled, _compiled_cannot),
     "block": (blocks, lambda given: None),
     "scan": (scan, lambda given: None),
     "cumulative": (cumulative, lambda given: None),

@@ -27,8 +27,8 @@ def prefix_attention(scores: Tensor, values: Tensor, *, method: str = "auto", bl
         scores: of the query with the tokens; -inf leaves a token out, and before the first one that takes part the
             output is 0.
         values: of the tokens.
-        method: "auto", "block" (products inside blocks), "scan" (doubling), "cumulative" (a sum of exponentials, and
-            doubling) or "sequential" (a token at a time).
+        method: "auto", "compiled" (a token at a time in C++, in float32 on a CPU), "block" (products inside blocks),
+            "scan" (doubling), "cumulative" (a sum of exponentials, and doubling) or "sequential" (a token at a time).
         block: tokens of a block.
 
     Shapes: scores (..., tokens), values (..., tokens, dim) -> (..., tokens, dim).
@@ -77,7 +77,7 @@ class Aaren(nn.Module):
         num_heads: divides `dim`.
         scale: factor of the scores; 1 / sqrt(dim / num_heads) by default.
         bias: whether the projections have biases.
-        method: "auto", "block", "scan", "cumulative" or "sequential", see `prefix_attention`.
+        method: "auto", "compiled", "block", "scan", "cumulative" or "sequential", see `prefix_attention`.
         block: tokens of a block.
 
     Shapes: tokens (batch, tokens, dim), mask bool (batch, tokens) or None -> (batch, tokens, dim).
