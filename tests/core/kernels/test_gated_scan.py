@@ -8,6 +8,7 @@ from mereo.core.kernels import gated_scan_compiled, library
 from mereo.core.kernels.gated_scan import BLOCK, GatedScan, gated_scan
 from mereo.errors import UsageError
 
+CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 needs_library = pytest.mark.skipif(library.missing is not None, reason=str(library.missing))
 
 
@@ -172,3 +173,12 @@ def test_what_the_compiled_form_cannot_take() -> None:
     ):
         with pytest.raises(UsageError, match=message):
             gated_scan(GatedScan(*tensors), "compiled")
+
+
+@needs_library
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_operator_is_one_that_pytorch_can_trace(shared: bool) -> None:
+    x, w = (torch.randn(2, 20, 9).transpose(1, 2).requires_grad_() for _ in range(2))
+    k, q = (torch.randn(2, 5, 9).transpose(1, 2).requires_grad_(shared) for _ in range(2))
+    rates, first = torch.rand(20, 5).neg().requires_grad_(), torch.randn(2, 20, 5, requires_grad=True)
+    torch.library.opcheck(gated_scan_compiled.scan_compiled, (x, w, rates, k, q, first), test_utils=CHECKS)

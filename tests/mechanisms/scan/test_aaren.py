@@ -14,6 +14,7 @@ from mereo.errors import UsageError
 from mereo.mechanisms.scan import Aaren, prefix_attention
 
 every_form = pytest.mark.parametrize("method", [name for name in METHODS if name != "compiled"])
+CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 needs_library = pytest.mark.skipif(library.missing is not None, reason=str(library.missing))
 
 
@@ -243,3 +244,12 @@ def test_compiled_scores_far_apart_and_vectors_without_columns() -> None:
         prefix_attention(torch.zeros(3), torch.zeros(3, 0), method="compiled")
     with pytest.raises(UsageError, match=r"float32|compiled library"):
         prefix_attention(torch.zeros(3).double(), torch.zeros(3, 2).double(), method="compiled")
+
+
+@needs_library
+def test_the_operator_is_one_that_pytorch_can_trace() -> None:
+    scores, values, *before = example((2, 3, 9), 5, before=True)
+    for given in (values, values.contiguous(), values.transpose(-1, -2).contiguous().transpose(-1, -2)):
+        leaves = [x.detach().requires_grad_() for x in (scores, given, before[1], before[2])]
+        arguments = (*leaves[:2], before[0], *leaves[2:])
+        torch.library.opcheck(prefix_attention_compiled.prefixes_compiled, arguments, test_utils=CHECKS)

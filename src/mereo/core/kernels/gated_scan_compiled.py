@@ -71,7 +71,7 @@ def _backward(
     dk, dq = x.new_zeros(2, batch, groups, tokens, dim) if shared else (None, None)
     made = (dx, dw, dA, dfirst, dk, dq)
     _gradients(*map(at, (*tensors, *made)), batch, tokens, heads, dim, groups, torch.get_num_threads())
-    both = (torch.zeros_like(k), torch.zeros_like(q)) if dk is None or dq is None else (dk.sum(1), dq.sum(1))
+    both = (k.new_zeros(k.shape), q.new_zeros(q.shape)) if dk is None or dq is None else (dk.sum(1), dq.sum(1))
     return dx, dw, dA.sum(0), *both, dfirst
 
 

@@ -26,6 +26,11 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
+def _like(x: Tensor) -> Tensor:
+    """Room for what lies as the rows of x do."""
+    return torch.empty_like(x) if x.stride(-1) == 1 or x.shape[-1] == 1 else x.new_empty(x.shape)
+
+
 def _strides(*tensors: Tensor) -> Any:
     """How far batches, heads and tokens of each lie apart."""
     return (c_int64 * (3 * len(tensors)))(*(x.stride(axis) for x in tensors for axis in range(3)))
@@ -57,7 +62,7 @@ def prefixes_compiled(
 def _(
     scores: Tensor, values: Tensor, top: Tensor, total: Tensor, sums: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return torch.empty_like(values), torch.empty_like(top), torch.empty_like(total), torch.empty_like(sums)
+    return _like(values), top.new_empty(top.shape), total.new_empty(total.shape), sums.new_empty(sums.shape)
 
 
 @torch.library.custom_op("mereo::prefix_attention_backward", mutates_args=())
@@ -87,7 +92,7 @@ def _(
     top: Tensor, total: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     sums = values.new_empty((*total.shape, values.shape[-1]), dtype=total.dtype)
-    return torch.empty_like(scores), torch.empty_like(values), torch.empty_like(total), sums
+    return scores.new_empty(scores.shape), _like(values), total.new_empty(total.shape), sums
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
