@@ -20,7 +20,7 @@ DIMS, SPREADS = {"hull": 64, "tour": 128, "triangles": 64}, {"hull": 0.3, "tour"
 RATES, BATCH = {"hull": 5e-3, "tour": 3e-3, "triangles": 5e-3}, 64
 HULL_POINTS, FARTHER = (5, 6, 7, 8, 9, 10), (15, 20)
 TOUR_POINTS, TOURS_FARTHER, MOST_EXACT = (5, 10, 15, 20), (25, 30), 16
-SETS, EPOCHS = 60_000, 16
+SETS, EPOCHS = 60_000, {"hull": 16, "tour": 24, "triangles": 16}
 TOUR_ORDER = "angle"
 """Cities are read counter-clockwise around their mean, from which networks learn sooner than from a drawn order."""
 TESTED, BEAM, SEED = 500, 4, 100
@@ -45,7 +45,7 @@ def _trained(settings: Settings, problem: str, data: str, attention: str, most: 
     if problem == "triangles":
         arguments["steps_per_point"] = 4
     config = TrainConfig(
-        model="pointer_network", task="pointers", data=data, epochs=settings.epochs or EPOCHS,
+        model="pointer_network", task="pointers", data=data, epochs=settings.epochs or EPOCHS[problem],
         model_args={**arguments, "context": 5},
         batch_size=settings.batch_size or BATCH, lr=RATES[problem], clip_norm=2.0, device=settings.device or "cpu",
         limit=settings.limit, tensorboard=False, output=str(settings.folder / "runs"), name=f"{problem}-{attention}",
