@@ -7,9 +7,12 @@ from torch import Tensor
 from mereo.core.kernels import gated_scan_compiled, library
 from mereo.core.kernels.gated_scan import BLOCK, GatedScan, gated_scan
 from mereo.errors import UsageError
-
-CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
-needs_library = pytest.mark.skipif(library.missing is not None, reason=str(library.missing))
+from tests.support.compiled import (
+    EVERY_CHECK_BUT_COMPILATION,
+    assert_close,
+    needs_library,
+    same_by_any_number_of_threads,
+)
 
 
 def given(tokens: int, rows: int, dim: int = 3, pose: int = 2, heads: int = 2) -> list[Tensor]:
@@ -107,13 +110,6 @@ def everything(tensors: list[Tensor], method: str, *, again: bool = False) -> li
     return [out, last, *first, *second]
 
 
-def assert_close(found: list[Tensor], expected: list[Tensor], share: float) -> None:
-    """Every difference is at most `share` of the largest entry."""
-    for one, other in zip(found, expected, strict=True):
-        assert one.shape == other.shape
-        assert (one.double() - other.double()).abs().max() <= share * other.double().abs().max()
-
-
 KINDS = [("steps", 20, 70, 5), ("steps", 7, 33, 16), ("steps", 64, 9, 40), ("one row", 33, 70, 1)]
 
 
@@ -136,15 +132,9 @@ def test_every_instruction_set_and_number_of_threads(level: int, monkeypatch: py
         pytest.skip("this processor does not have it")
     for name in ("_forward", "_gradients"):
         monkeypatch.setattr(gated_scan_compiled, name, getattr(gated_scan_compiled, name).at_level(level))
-    tensors, threads = one_channel("steps", 70, 700, 19), torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        once = everything(tensors, "compiled")
-        assert_close(once, everything([x.double() for x in tensors], "recurrent"), 1e-5)
-        torch.set_num_threads(3)
-        assert all(torch.equal(x, y) for x, y in zip(everything(tensors, "compiled"), once, strict=True))
-    finally:
-        torch.set_num_threads(threads)
+    tensors = one_channel("steps", 70, 700, 19)
+    once = same_by_any_number_of_threads(lambda: everything(tensors, "compiled"))
+    assert_close(once, everything([x.double() for x in tensors], "recurrent"), 1e-5)
 
 
 @needs_library
@@ -181,4 +171,6 @@ def test_the_operator_is_one_that_pytorch_can_trace(shared: bool) -> None:
     x, w = (torch.randn(2, 20, 9).transpose(1, 2).requires_grad_() for _ in range(2))
     k, q = (torch.randn(2, 5, 9).transpose(1, 2).requires_grad_(shared) for _ in range(2))
     rates, first = torch.rand(20, 5).neg().requires_grad_(), torch.randn(2, 20, 5, requires_grad=True)
-    torch.library.opcheck(gated_scan_compiled.scan_compiled, (x, w, rates, k, q, first), test_utils=CHECKS)
+    torch.library.opcheck(
+        gated_scan_compiled.scan_compiled, (x, w, rates, k, q, first), test_utils=EVERY_CHECK_BUT_COMPILATION
+    )

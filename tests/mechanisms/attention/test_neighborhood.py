@@ -2,6 +2,7 @@
 
 import inspect
 import warnings
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -15,8 +16,8 @@ from mereo.core.kernels import library
 from mereo.core.kernels.exchange import METHODS
 from mereo.errors import UsageError
 from mereo.mechanisms.attention import NeighborhoodAttention, neighborhood_attention
+from tests.support.compiled import needs_library, same_by_any_number_of_threads
 
-needs_library = pytest.mark.skipif(library.missing is not None, reason=str(library.missing))
 OTHERS = [pytest.param("compiled", marks=needs_library), "tiles", "gathered"]
 # grid, window, stride, dilation, causal, heads, dim, pose, keys that everyone attends to
 CASES: list[tuple[Any, ...]] = [
@@ -121,17 +122,9 @@ def test_every_instruction_set_and_number_of_threads(level: int, monkeypatch: py
         monkeypatch.setattr(compiled, name, getattr(compiled, name).at_level(level))
     case = ((45, 14), (5, 7), (1, 2), (1, 2), (True, False), 3, 19, 16, 0)
     tensors = example(case, torch.float32, batch=3)
-    before = torch.get_num_threads()
-    try:
-        for bias in (None, biases(case)):
-            torch.set_num_threads(1)
-            once = everything(tensors, case, "compiled", bias)
-            assert_close(once, everything(tuple(x.double() for x in tensors), case, "tiles", bias), 5e-6)
-            torch.set_num_threads(3)
-            again = everything(tensors, case, "compiled", bias)
-            assert all(torch.equal(x, y) for x, y in zip(again, once, strict=True))
-    finally:
-        torch.set_num_threads(before)
+    for bias in (None, biases(case)):
+        once = same_by_any_number_of_threads(partial(everything, tensors, case, "compiled", bias))
+        assert_close(once, everything(tuple(x.double() for x in tensors), case, "tiles", bias), 5e-6)
 
 
 def test_limits() -> None:

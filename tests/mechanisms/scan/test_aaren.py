@@ -12,10 +12,14 @@ from mereo.core.kernels import library, prefix_attention_compiled
 from mereo.core.kernels.prefix_attention import METHODS, Prefixes, Summary, add, no_tokens, prefixes
 from mereo.errors import UsageError
 from mereo.mechanisms.scan import Aaren, prefix_attention
+from tests.support.compiled import (
+    EVERY_CHECK_BUT_COMPILATION,
+    assert_close,
+    needs_library,
+    same_by_any_number_of_threads,
+)
 
 every_form = pytest.mark.parametrize("method", [name for name in METHODS if name != "compiled"])
-CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
-needs_library = pytest.mark.skipif(library.missing is not None, reason=str(library.missing))
 
 
 def naive(scores: Tensor, values: Tensor) -> Tensor:
@@ -187,15 +191,6 @@ def everything(tensors: list[Tensor], method: str, *, again: bool = False) -> li
     return [out, *last, *first, *second]
 
 
-def assert_close(found: list[Tensor], expected: list[Tensor], share: float) -> None:
-    """Every difference is at most `share` of the largest entry."""
-    for one, other in zip(found, expected, strict=True):
-        assert one.shape == other.shape
-        finite = other.isfinite()
-        assert torch.equal(one[~finite].double(), other[~finite].double())
-        assert ((one.double() - other.double())[finite].abs() <= share * other[finite].double().abs().max()).all()
-
-
 @needs_library
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize(("shape", "dim"), [((2, 3, 70), 20), ((1, 1, 9), 1), ((2, 2, 2, 33), 40)], ids=str)
@@ -217,15 +212,9 @@ def test_every_instruction_set_and_number_of_threads(level: int, monkeypatch: py
     for name in ("_forward", "_gradients"):
         entry = getattr(prefix_attention_compiled, name)
         monkeypatch.setattr(prefix_attention_compiled, name, entry.at_level(level))
-    tensors, threads = example((2, 3, 3001), 37, before=True), torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        once = everything(tensors, "compiled")
-        assert_close(once, everything([x.double() for x in tensors], "block"), 1e-5)
-        torch.set_num_threads(3)
-        assert all(torch.equal(x, y) for x, y in zip(everything(tensors, "compiled"), once, strict=True))
-    finally:
-        torch.set_num_threads(threads)
+    tensors = example((2, 3, 3001), 37, before=True)
+    once = same_by_any_number_of_threads(lambda: everything(tensors, "compiled"))
+    assert_close(once, everything([x.double() for x in tensors], "block"), 1e-5)
 
 
 @needs_library
@@ -252,4 +241,6 @@ def test_the_operator_is_one_that_pytorch_can_trace() -> None:
     for given in (values, values.contiguous(), values.transpose(-1, -2).contiguous().transpose(-1, -2)):
         leaves = [x.detach().requires_grad_() for x in (scores, given, before[1], before[2])]
         arguments = (*leaves[:2], before[0], *leaves[2:])
-        torch.library.opcheck(prefix_attention_compiled.prefixes_compiled, arguments, test_utils=CHECKS)
+        torch.library.opcheck(
+            prefix_attention_compiled.prefixes_compiled, arguments, test_utils=EVERY_CHECK_BUT_COMPILATION
+        )

@@ -14,8 +14,8 @@ from mereo.core.kernels.linear_scan import METHODS
 from mereo.errors import UsageError
 from mereo.mechanisms.scan import LightningAttention, decay_slopes, lightning_attention
 from mereo.mechanisms.scan.lightning import LinearizedPositions, simple_rms_norm
+from tests.support.compiled import assert_close, needs_library, same_by_any_number_of_threads
 
-needs_library = pytest.mark.skipif(library.missing is not None, reason=str(library.missing))
 FORMS = [pytest.param("compiled", marks=needs_library), "chunked", "parallel", "recurrent"]
 every_form = pytest.mark.parametrize("method", FORMS)
 # batch, heads, tokens, dim, pose, block, whether there is a state before
@@ -41,11 +41,6 @@ def everything(tensors: list[Tensor], slopes: Tensor, block: int, method: str) -
     weights = [torch.linspace(-1, 1, x.numel(), dtype=torch.float64).sin().view(x.shape) for x in results]
     sum((x.double() * w).sum() for x, w in zip(results, weights, strict=True)).backward()
     return [*results, *(x.grad for x in given)]
-
-
-def assert_close(found: list[Tensor], expected: list[Tensor], share: float) -> None:
-    for x, y in zip(found, expected, strict=True):
-        assert x.shape == y.shape and (x.double() - y.double()).abs().max() <= share * y.abs().max()
 
 
 @every_form
@@ -89,15 +84,8 @@ def test_every_instruction_set_and_number_of_threads(level: int, monkeypatch: py
     monkeypatch.setattr(compiled, "_run", compiled._run.at_level(level))
     tensors, slopes, block = example((1, 2, 3001, 19, 70, 64, True), torch.float32)
     tensors[2] = tensors[2].transpose(1, 2).contiguous().transpose(1, 2)  # tokens need not be dense
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        once = everything(tensors, slopes, block, "compiled")
-        assert_close(once, everything([x.double() for x in tensors], slopes.double(), block, "chunked"), 1e-5)
-        torch.set_num_threads(3)
-        assert all(torch.equal(x, y) for x, y in zip(everything(tensors, slopes, block, "compiled"), once, strict=True))
-    finally:
-        torch.set_num_threads(before)
+    once = same_by_any_number_of_threads(lambda: everything(tensors, slopes, block, "compiled"))
+    assert_close(once, everything([x.double() for x in tensors], slopes.double(), block, "chunked"), 1e-5)
 
 
 @every_form
