@@ -55,7 +55,7 @@ class Measured(Row):
     """Measurements of one network; accuracies are shares of test images, NaN if they do not apply to a network.
 
     Attributes:
-        kind, control, seed: the network, its couplings, and the seed of its training.
+        kind, control, rate, seed, epochs: the network, its couplings, and its training.
         parameters, macs: of the network; multiply-adds of an image forward.
         accuracy: on all test images.
         rotation, translation, scale, occlusion, noise: means over the severities of `CHANGES`, of CHANGED images.
@@ -68,7 +68,9 @@ class Measured(Row):
 
     kind: str
     control: str
+    rate: float
     seed: int
+    epochs: int
     parameters: int
     macs: int
     accuracy: float
@@ -103,12 +105,13 @@ def _packed(correct: Tensor) -> str:
 
 
 def measure(
-    kind: str, control: str, seed: int, folder: Path, data: str, given: Mapping[str, Any], images: int | None
-) -> Measured:
+    kind: str, control: str, rate: float, seed: int, epochs: int, folder: Path, data: str, given: Mapping[str, Any],
+    images: int | None,
+) -> Measured:  # fmt: skip
     """Measure a trained network.
 
     Args:
-        kind, control, seed: of the network.
+        kind, control, rate, seed, epochs: of the network.
         folder: of its run.
         data: whose test images are used.
         given: fields of its configuration.
@@ -132,7 +135,7 @@ def measure(
         )
         known = collect_answers(same.model, same.split).accuracy
     return Measured(
-        kind=kind, control=control, seed=seed,
+        kind=kind, control=control, rate=rate, seed=seed, epochs=epochs,
         parameters=sum(p.numel() for p in one.model.parameters() if p.requires_grad),
         macs=forward_flops(one.model) // 2,
         accuracy=answers.accuracy,

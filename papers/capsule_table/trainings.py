@@ -74,6 +74,14 @@ class Results:
         self.measured[measured.key] = measured
         write_rows(self.beside, list(self.measured.values()))
 
+    def drop_measured(self, kind: str, control: str, rate: float, epochs: int) -> None:
+        """Forget what was measured of a network that was trained at another rate or for other epochs."""
+
+        def holds(each: Measured) -> bool:
+            return (each.kind, each.control) != (kind, control) or (each.rate, each.epochs) == (rate, epochs)
+
+        self.measured = {key: each for key, each in self.measured.items() if holds(each)}
+
 
 class Table:
     """What is trained for one data set.
@@ -100,6 +108,7 @@ class Table:
             rate, epochs = self._chosen(kind, control)
             while any(self._trained(kind, control, rate, seed, epochs).diverged for seed in range(self.seeds)):
                 rate, epochs = self._chosen(kind, control)  # one of these trainings diverged
+            self.results.drop_measured(kind, control, rate, epochs)
             for seed in range(self.seeds):
                 self._measured(kind, control, rate, seed, epochs)
 
@@ -107,8 +116,8 @@ class Table:
         """The rate and the number of epochs of a network, found with seed 0 among rates at which no seed diverged."""
         tuned = control if control == LINEAR else OWN
         tried = [self._trained(kind, tuned, rate, 0, self.epochs) for rate in RATES]
-        known = self.results.trainings.values()
-        diverged = {each.rate for each in known if (each.kind, each.control) == (kind, control) and each.diverged}
+        known = [each for each in self.results.trainings.values() if each.kind == kind and each.diverged]
+        diverged = {each.rate for each in known if each.control in {control, tuned}}
         best = max(
             (each for each in tried if each.rate not in diverged), key=lambda each: each.validation, default=None
         )
@@ -143,7 +152,8 @@ class Table:
             folder = Path(config.output) / str(config.name)
             if not folder.exists():  # trained on another machine
                 train(config, Report(silent=True), pictures=False)
-            self.results.add_measured(measure(kind, control, seed, folder, self.data, self.given, self.images))
+            made = measure(kind, control, rate, seed, epochs, folder, self.data, self.given, self.images)
+            self.results.add_measured(made)
 
     def _configuration(self, kind: str, control: str, rate: float, seed: int, epochs: int) -> TrainConfig:
         return configuration(kind, control, self.data, rate, seed, epochs, self.given)

@@ -1,4 +1,5 @@
 import math
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from mereo.training.trainer import NonFiniteLossError
 from papers.capsule_table import trainings
 from papers.capsule_table.controls import register_controls
 from papers.capsule_table.differences import paired_difference
+from papers.capsule_table.measured import Measured
 from papers.capsule_table.protocol import CAPSULES, KINDS, LINEAR, OWN, PLAIN, RATES, UNIFORM, configuration, controls
 from papers.capsule_table.trainings import Results, Training
 
@@ -102,7 +104,7 @@ def test_a_rate_at_which_a_seed_diverges_is_left_out(tmp_path, monkeypatch):
     def stopped(config, *_, **__):
         raise NonFiniteLossError(f"the loss of {config.name} is nan.")
 
-    def measured(kind, control, seed, folder, data, given, images):
+    def measured(kind, control, rate, seed, epochs, folder, data, given, images):
         used.append((control, folder.name.split("-")[2]))
 
     used: list = []
@@ -121,6 +123,27 @@ def test_a_rate_at_which_a_seed_diverges_is_left_out(tmp_path, monkeypatch):
     table.complete("resnet_macs")
     assert results.trainings["resnet_macs", OWN, RATES[1], 1, 8].diverged
     assert used == [(OWN, f"{RATES[2]:g}")] * 2
+
+
+def test_uniform_couplings_are_trained_at_the_rate_of_their_network(tmp_path):
+    results = Results(tmp_path / "mnist.csv")
+    for rate, accuracy in zip(RATES, (0.5, 0.9, 0.7), strict=True):
+        results.add(Training("capsnet", OWN, rate, 0, 8, accuracy, 0.5, 0, 1, 1))
+    table = trainings.Table("mnist", results, {"output": str(tmp_path)}, lambda line: None, seeds=2)
+    assert table._chosen("capsnet", UNIFORM) == (RATES[1], 8)
+    results.add(Training("capsnet", OWN, RATES[1], 1, 8, math.nan, math.nan, 0, 0, 0))
+    assert table._chosen("capsnet", OWN) == table._chosen("capsnet", UNIFORM) == (RATES[2], 8)
+
+
+def test_what_was_measured_at_another_rate_is_forgotten(tmp_path):
+    results = Results(tmp_path / "mnist.csv")
+    rest = {field.name: "" if field.name == "correct" else 0 for field in fields(Measured)}
+    for seed, rate in ((0, 1e-2), (1, 1e-3)):
+        for kind in ("capsnet", "aa_capsnet"):
+            results.add_measured(Measured(**{**rest, "kind": kind, "control": OWN, "rate": rate, "seed": seed}))
+    assert set(Results(tmp_path / "mnist.csv").measured) == set(results.measured)
+    results.drop_measured("capsnet", OWN, 1e-3, 0)
+    assert set(results.measured) == {("capsnet", OWN, 1), ("aa_capsnet", OWN, 0), ("aa_capsnet", OWN, 1)}
 
 
 def test_a_linear_head_with_arguments_is_saved_and_loaded(tmp_path):
