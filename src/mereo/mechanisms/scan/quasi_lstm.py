@@ -81,7 +81,8 @@ class QuasiLSTM(GatedScanMixer):
     def terms(self, tokens: Tensor, before: Tensor | None) -> tuple[Recurrence, Tensor | None]:
         gate, inputs = self.inner(tokens).chunk(2, -1)
         inputs = F.pad(inputs, (0, 0, WIDTH - 1, 0)) if before is None else torch.cat((before, inputs), 1)
-        x = self.conv(inputs.transpose(1, 2)).transpose(1, 2)
+        # A convolution has no empty output.
+        x = self.conv(inputs.transpose(1, 2)).transpose(1, 2) if tokens.shape[1] else inputs[:, :0]
         forget, entering, leaving = (as_heads(each, x.shape[-1]) for each in self.to_gates(x).chunk(3, -1))
         logs = F.logsigmoid(forget) if self.alpha is None else -F.relu(self.alpha) * F.softplus(forget)
         return Recurrence(
