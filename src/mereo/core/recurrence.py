@@ -62,7 +62,7 @@ class Recurrence:
     @property
     def Lambda(self) -> Tensor:  # noqa: N802
         """(batch, heads or 1, tokens, states or 1)."""
-        return self.log_lambda.exp()
+        return self.discretised().log_lambda.exp()
 
     def scan(self, state: Tensor | None = None, method: str = "auto") -> tuple[Tensor, Tensor]:
         """The outputs before `finish`, and the last state.
@@ -87,7 +87,8 @@ class Recurrence:
 
         K_ij = sum_n C_i[n] exp(sum_{k=j+1..i} log Lambda_k[n]) B_j[n] for j <= i, else 0
         """
-        B, C, logs = (x.double() for x in (self.B, self.C, self.log_lambda.clamp(min=LEAST)))
+        made = self.discretised()
+        B, C, logs = (x.double() for x in (made.B, made.C, made.log_lambda.clamp(min=LEAST)))
         total, tokens = logs.cumsum(2), self.u.shape[2]
         later = torch.ones(tokens, tokens, dtype=torch.bool, device=B.device).triu(1)
         kernel = B.new_zeros(*self.u.shape[:2], tokens, tokens)

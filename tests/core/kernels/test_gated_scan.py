@@ -4,14 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from mereo.core.kernels import gated_scan_compiled, library
+from mereo.core.kernels import gated_scan_compiled
 from mereo.core.kernels.gated_scan import BLOCK, GatedScan, gated_scan
 from mereo.errors import UsageError
 from tests.support.compiled import (
-    EVERY_CHECK_BUT_COMPILATION,
     assert_close,
+    assert_traceable,
     needs_library,
     same_by_any_number_of_threads,
+    use_level,
 )
 
 
@@ -128,10 +129,7 @@ def test_the_compiled_form(case: tuple[str, int, int, int]) -> None:
 @needs_library
 @pytest.mark.parametrize("level", range(3))
 def test_every_instruction_set_and_number_of_threads(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    if level > library._library.mereo_isa():
-        pytest.skip("this processor does not have it")
-    for name in ("_forward", "_gradients"):
-        monkeypatch.setattr(gated_scan_compiled, name, getattr(gated_scan_compiled, name).at_level(level))
+    use_level(monkeypatch, gated_scan_compiled, level, "_forward", "_gradients")
     tensors = one_channel("steps", 70, 700, 19)
     once = same_by_any_number_of_threads(lambda: everything(tensors, "compiled"))
     assert_close(once, everything([x.double() for x in tensors], "recurrent"), 1e-5)
@@ -171,6 +169,4 @@ def test_the_operator_is_one_that_pytorch_can_trace(shared: bool) -> None:
     x, w = (torch.randn(2, 20, 9).transpose(1, 2).requires_grad_() for _ in range(2))
     k, q = (torch.randn(2, 5, 9).transpose(1, 2).requires_grad_(shared) for _ in range(2))
     rates, first = torch.rand(20, 5).neg().requires_grad_(), torch.randn(2, 20, 5, requires_grad=True)
-    torch.library.opcheck(
-        gated_scan_compiled.scan_compiled, (x, w, rates, k, q, first), test_utils=EVERY_CHECK_BUT_COMPILATION
-    )
+    assert_traceable(gated_scan_compiled.scan_compiled, (x, w, rates, k, q, first))

@@ -10,13 +10,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import mereo
 from mereo.core import Circle, Coupling
-from mereo.core.kernels import library
 from mereo.core.kernels.exchange import METHODS
 from mereo.errors import UsageError
 from mereo.mechanisms.attention import ClearAttention, clear_attention
 from mereo.mechanisms.attention.local.clear import block_sums, length_scale, mean_weight
+from tests.support.compiled import needs_library, use_level
 
-needs_library = pytest.mark.skipif(library.missing is not None, reason=str(library.missing))
 OTHERS = [pytest.param("compiled", marks=needs_library), "tiles"]
 # grid, radius, text tokens, down factor, heads, dim, pose
 CASES: list[tuple[Any, ...]] = [
@@ -100,10 +99,7 @@ def test_flex_attention_equals_dense_attention() -> None:
 def test_every_instruction_set_and_number_of_threads(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from mereo.core.kernels import circle_compiled as compiled
 
-    if level > library._library.mereo_isa():
-        pytest.skip("this processor does not have it")
-    for name in ("_forward", "_gradients"):
-        monkeypatch.setattr(compiled, name, getattr(compiled, name).at_level(level))
+    use_level(monkeypatch, compiled, level, "_forward", "_gradients")
     case = ((45, 34), 3, 19, None, 3, 19, 16)
     tensors = example(case, torch.float32)
     before = torch.get_num_threads()

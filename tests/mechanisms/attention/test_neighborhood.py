@@ -12,11 +12,10 @@ from torch import Tensor
 
 import mereo
 from mereo.core import Coupling, Neighborhood
-from mereo.core.kernels import library
 from mereo.core.kernels.exchange import METHODS
 from mereo.errors import UsageError
 from mereo.mechanisms.attention import NeighborhoodAttention, neighborhood_attention
-from tests.support.compiled import needs_library, same_by_any_number_of_threads
+from tests.support.compiled import needs_library, same_by_any_number_of_threads, use_level
 
 OTHERS = [pytest.param("compiled", marks=needs_library), "tiles", "gathered"]
 # grid, window, stride, dilation, causal, heads, dim, pose, keys that everyone attends to
@@ -116,10 +115,7 @@ def test_flex_attention_equals_dense_attention() -> None:
 def test_every_instruction_set_and_number_of_threads(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from mereo.core.kernels import neighborhood_compiled as compiled
 
-    if level > library._library.mereo_isa():
-        pytest.skip("this processor does not have it")
-    for name in ("_forward", "_gradients"):
-        monkeypatch.setattr(compiled, name, getattr(compiled, name).at_level(level))
+    use_level(monkeypatch, compiled, level, "_forward", "_gradients")
     case = ((45, 14), (5, 7), (1, 2), (1, 2), (True, False), 3, 19, 16, 0)
     tensors = example(case, torch.float32, batch=3)
     for bias in (None, biases(case)):

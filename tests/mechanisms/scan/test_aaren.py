@@ -8,15 +8,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mereo
-from mereo.core.kernels import library, prefix_attention_compiled
+from mereo.core.kernels import prefix_attention_compiled
 from mereo.core.kernels.prefix_attention import METHODS, Prefixes, Summary, add, no_tokens, prefixes
 from mereo.errors import UsageError
 from mereo.mechanisms.scan import Aaren, prefix_attention
 from tests.support.compiled import (
-    EVERY_CHECK_BUT_COMPILATION,
     assert_close,
+    assert_traceable,
     needs_library,
     same_by_any_number_of_threads,
+    use_level,
 )
 
 every_form = pytest.mark.parametrize("method", [name for name in METHODS if name != "compiled"])
@@ -207,11 +208,7 @@ def test_the_compiled_form(shape: tuple[int, ...], dim: int, before: bool) -> No
 @needs_library
 @pytest.mark.parametrize("level", range(3))
 def test_every_instruction_set_and_number_of_threads(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    if level > library._library.mereo_isa():
-        pytest.skip("this processor does not have it")
-    for name in ("_forward", "_gradients"):
-        entry = getattr(prefix_attention_compiled, name)
-        monkeypatch.setattr(prefix_attention_compiled, name, entry.at_level(level))
+    use_level(monkeypatch, prefix_attention_compiled, level, "_forward", "_gradients")
     tensors = example((2, 3, 3001), 37, before=True)
     once = same_by_any_number_of_threads(lambda: everything(tensors, "compiled"))
     assert_close(once, everything([x.double() for x in tensors], "block"), 1e-5)
@@ -241,6 +238,4 @@ def test_the_operator_is_one_that_pytorch_can_trace() -> None:
     for given in (values, values.contiguous(), values.transpose(-1, -2).contiguous().transpose(-1, -2)):
         leaves = [x.detach().requires_grad_() for x in (scores, given, before[1], before[2])]
         arguments = (*leaves[:2], before[0], *leaves[2:])
-        torch.library.opcheck(
-            prefix_attention_compiled.prefixes_compiled, arguments, test_utils=EVERY_CHECK_BUT_COMPILATION
-        )
+        assert_traceable(prefix_attention_compiled.prefixes_compiled, arguments)

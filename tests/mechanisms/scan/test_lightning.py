@@ -9,12 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import mereo
-from mereo.core.kernels import library
 from mereo.core.kernels.linear_scan import METHODS
 from mereo.errors import UsageError
 from mereo.mechanisms.scan import LightningAttention, decay_slopes, lightning_attention
 from mereo.mechanisms.scan.lightning import LinearizedPositions, simple_rms_norm
-from tests.support.compiled import assert_close, needs_library, same_by_any_number_of_threads
+from tests.support.compiled import assert_close, needs_library, same_by_any_number_of_threads, use_level
 
 FORMS = [pytest.param("compiled", marks=needs_library), "chunked", "parallel", "recurrent"]
 every_form = pytest.mark.parametrize("method", FORMS)
@@ -79,9 +78,7 @@ def test_outputs_states_and_gradients_are_those_of_the_recurrence(method: str, c
 def test_every_instruction_set_and_number_of_threads(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from mereo.core.kernels import linear_scan_compiled as compiled
 
-    if level > library._library.mereo_isa():
-        pytest.skip("this processor does not have it")
-    monkeypatch.setattr(compiled, "_run", compiled._run.at_level(level))
+    use_level(monkeypatch, compiled, level, "_run")
     tensors, slopes, block = example((1, 2, 3001, 19, 70, 64, True), torch.float32)
     tensors[2] = tensors[2].transpose(1, 2).contiguous().transpose(1, 2)  # tokens need not be dense
     once = same_by_any_number_of_threads(lambda: everything(tensors, slopes, block, "compiled"))

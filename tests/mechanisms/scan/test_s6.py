@@ -40,3 +40,12 @@ def test_the_size_of_its_state() -> None:
     _, state = layer.extend(torch.randn(2, 30, 12))
     assert state.memory.shape == (2, 12, 4, 1) and state.before is None
     assert sum(p.numel() for p in layer.parameters()) == 12 * 9 + 2 * 12 + 12 * 4 + 12 + 144
+
+
+def test_steps_are_in_lambda_and_in_the_kernel() -> None:
+    layer, u = S6(6, 4), torch.randn(2, 9, 6)
+    apart, together = layer.terms(u, None)[0], layer.recurrence(u)
+    assert apart.steps is not None and together.steps is None
+    torch.testing.assert_close(apart.Lambda, together.Lambda)
+    torch.testing.assert_close(apart.kernel(), together.kernel())
+    torch.testing.assert_close(apart.run(), together.run())

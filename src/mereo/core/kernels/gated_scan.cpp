@@ -95,7 +95,8 @@ struct Gradients {
 void gradients_of_channels(const Gated& z, const Gradients& g, idx b, idx h) {
     Channels c(z, b, h);
     const idx D = z.D, segments = (z.N + SEGMENT - 1) / SEGMENT;
-    Scratch starts(segments * D * VL), befores(SEGMENT * D * VL), factors(SEGMENT * D * VL), later(D * VL), of_rates(D * VL);
+    Scratch starts(segments * D * VL), befores(SEGMENT * D * VL), factors(SEGMENT * D * VL);
+    Scratch later(D * VL), of_rates(D * VL);
     vec *before = befores.vecs(), *lam = factors.vecs(), *G = later.vecs(), *dA = of_rates.vecs();
     auto forward = [&](idx segment, bool keep) {
         for (idx t = segment * SEGMENT, i = 0; t < std::min(z.N, (segment + 1) * SEGMENT); ++t, i += D) {
@@ -170,7 +171,8 @@ extern "C" int ENTRY(mereo_gated_scan)(const float* x, const float* w, const flo
 extern "C" int ENTRY(mereo_gated_scan_backward)(const float* grad, const float* grad_last, const float* x,
                                                 const float* w, const float* A, const float* k, const float* q,
                                                 const float* first, float* dx, float* dw, float* dA, float* dfirst,
-                                                float* dk, float* dq, idx B, idx N, idx H, idx D, idx groups, idx asked) {
+                                                float* dk, float* dq, idx B, idx N, idx H, idx D, idx groups,
+                                                idx asked) {
     return guarded([&] {
         const Gated z{x, w, A, k, q, first, B, N, H, D};
         const idx vectors = (H + VL - 1) / VL, units = B * groups;

@@ -12,20 +12,20 @@ Cost: 4 N D E operations for N tokens, keys of D and values of E, and N D E numb
 b tokens 2 N (2 D E + b (D + E)) FLOPs, which are matrix products, and N b numbers; compiled, nothing as large as N D.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mereo.core.kernels.gated_scan_compiled import scan_compiled
-from mereo.core.kernels.methods import cannot_run_here, compiled_cannot
+from mereo.core.kernels.methods import compiled_cannot, execute
 from mereo.core.squash import accumulation_type
-from mereo.errors import UsageError, check_choice
+from mereo.errors import check_choice
 
 BLOCK = 64
 LEAST = -100.0
 """Least log of a factor: exp(-100) adds nothing in float32, and differences of sums of such logs stay finite."""
-METHODS = ("compiled", "blocks", "recurrent")
 Result = tuple[Tensor, Tensor]
 
 
@@ -74,8 +74,6 @@ def recurrent(call: GatedScan) -> Result:
 
 def blocks(call: GatedScan) -> Result:
     """Products inside blocks, and the state between them; all rows of a state decay alike."""
-    if call.log_decay.shape[-1] != 1:
-        raise UsageError(f"method is 'blocks', and rows of {tuple(call.log_decay.shape)} decay apart; use 'recurrent'.")
     *tensors, state = call.wide
     later = torch.ones(BLOCK, BLOCK, dtype=torch.bool, device=state.device).triu(1)
     parts = []
@@ -90,8 +88,7 @@ def blocks(call: GatedScan) -> Result:
 
 def compiled(call: GatedScan) -> Result:
     """States of one channel in C++: rows that decay at rates of their own times a step, or one row."""
-    v, dtype = call.v.squeeze(-1), torch.float32
-    first = None if call.state is None else call.state.squeeze(-1)
+    v = call.v.squeeze(-1)
     if call.steps is not None:
         steps, rates = call.steps.squeeze(-1), call.log_decay[0, :, 0]
         x, w, k, q = steps, steps * v, call.k.squeeze(1), call.q.squeeze(1)
@@ -99,9 +96,9 @@ def compiled(call: GatedScan) -> Result:
         ones = torch.ones(1, device=v.device)
         x, w = call.log_decay.squeeze(-1).expand(v.shape), call.k.squeeze(-1) * v
         rates, k, q = ones.expand(v.shape[1], 1), *2 * [ones.expand(v.shape[0], v.shape[2], 1)]
-    x, w = x.transpose(1, 2), w.transpose(1, 2)
-    first = None if first is None else first.to(dtype)
-    out, last = scan_compiled(*(each.to(dtype) for each in (x, w, rates, k, q)), first)
+    first = None if call.state is None else call.state.squeeze(-1).float()
+    x, w, rates, k, q = (each.float() for each in (x.transpose(1, 2), w.transpose(1, 2), rates, k, q))
+    out, last = scan_compiled(x, w, rates, k, q, first)
     out = out.transpose(1, 2).unsqueeze(-1)
     return (out if call.steps is not None else call.q * out).to(call.v.dtype), last.unsqueeze(-1)
 
@@ -117,6 +114,20 @@ def _compiled_cannot(call: GatedScan) -> str | None:
     return compiled_cannot(call.q, call.k, call.v, call.log_decay)
 
 
+def _blocks_cannot(call: GatedScan) -> str | None:
+    """Why the block form cannot run a call; None if it can."""
+    alike = call.log_decay.shape[-1] == 1
+    return None if alike else "the rows of its states decay apart"
+
+
+METHODS: dict[str, tuple[Callable[[GatedScan], Result], Callable[[GatedScan], str | None]]] = {
+    "compiled": (compiled, _compiled_cannot),
+    "recurrent": (recurrent, lambda call: None),
+    "blocks": (blocks, _blocks_cannot),
+}
+"""Name -> (function, why it cannot run: None if it can), the preferred first; blocks pay for large states only."""
+
+
 def gated_scan(call: GatedScan, method: str = "auto") -> Result:
     """Outputs (batch, heads, tokens, pose) of the type of v, and the last state (batch, heads, dim, pose).
 
@@ -127,12 +138,6 @@ def gated_scan(call: GatedScan, method: str = "auto") -> Result:
     check_choice("method", method, ("auto", *METHODS))
     if not call.v.shape[2]:
         return call.v, call.wide[4]
-    reason = _compiled_cannot(call)
-    if method == "auto":
-        wide = call.log_decay.shape[-1] == 1 and call.k.shape[-1] * call.v.shape[-1] >= BLOCK
-        method = "blocks" if wide else "recurrent" if reason else "compiled"
-    if method == "compiled":
-        if reason:
-            raise cannot_run_here(method, reason, "recurrent")
-        return compiled(call)
-    return blocks(call) if method == "blocks" else recurrent(call)
+    if method == "auto" and call.k.shape[-1] * call.v.shape[-1] >= BLOCK and _blocks_cannot(call) is None:
+        method = "blocks"
+    return execute(METHODS, call, method, always="recurrent")

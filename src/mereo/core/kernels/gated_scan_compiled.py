@@ -24,16 +24,6 @@ UNITS = 16
 """Least pieces that the gradients are cut into; more than this many images are a piece each."""
 
 
-def plain(x: Tensor, w: Tensor, rates: Tensor, k: Tensor, q: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The same in operations of PyTorch, a token at a time, whose gradients can be differentiated again."""
-    state = x.new_zeros(x.shape[0], *rates.shape) if first is None else first
-    out = []
-    for xt, wt, kt, qt in zip(*(each.unbind(1) for each in (x, w, k, q)), strict=True):
-        state = (xt.unsqueeze(-1) * rates).exp() * state + wt.unsqueeze(-1) * kt.unsqueeze(1)
-        out.append((state * qt.unsqueeze(1)).sum(-1))
-    return torch.stack(out, 1), state
-
-
 @torch.library.custom_op("mereo::gated_scan", mutates_args=())
 def scan_compiled(
     x: Tensor, w: Tensor, rates: Tensor, k: Tensor, q: Tensor, first: Tensor | None
@@ -93,6 +83,16 @@ def _rule(ctx: Any, grad: Tensor | None, grad_last: Tensor | None) -> tuple[Any,
     if grad is None and grad_last is None:
         return (None,) * 6
     if torch.is_grad_enabled() or forward_mode():
+        from mereo.core.kernels.gated_scan import GatedScan, recurrent
+
+        def plain(
+            x: Tensor, w: Tensor, rates: Tensor, k: Tensor, q: Tensor, first: Tensor | None
+        ) -> tuple[Tensor, Tensor]:
+            logs, v = x.transpose(1, 2).unsqueeze(-1) * rates.unsqueeze(1), w.transpose(1, 2).unsqueeze(-1)
+            state = None if first is None else first.unsqueeze(-1)
+            out, last = recurrent(GatedScan(q.unsqueeze(1), k.unsqueeze(1), v, logs, state))
+            return out.squeeze(-1).transpose(1, 2), last.squeeze(-1)
+
         return tuple(gradients_again(plain, saved, (grad, grad_last)))
     grad = torch.zeros_like(saved[0]) if grad is None else grad
     shared = ctx.needs_input_grad[3] or ctx.needs_input_grad[4]

@@ -2,7 +2,7 @@
 
 Source: arXiv:2312.00752, algorithm 2; as one recurrence beside attention arXiv:2405.15731.
 Cost: 2 C (2 N + R) + 2 C^2 FLOPs a token for projections, states of N and step sizes of rank R, 6 C N for the scan, and
-C N numbers a token in training, on a CPU by the compiled scan C. Read token by token, it carries C N numbers.
+C N numbers a token in training, C in the compiled form. Read token by token, it carries C N numbers.
 """
 
 import math
