@@ -150,8 +150,10 @@ class Aaren(nn.Module):
         if mask is not None:
             scores = scores.masked_fill(~mask.unsqueeze(1), -torch.inf)
         before = no_tokens(scores, values) if state is None else state
-        out, last = prefixes(Prefixes(scores, values, before, self.block), self.method)
-        if self.coupling.watched:
+        watched = self.coupling.watched
+        # Plain operations are seen by what counts them; the compiled ones are not.
+        out, last = prefixes(Prefixes(scores, values, before, self.block), "block" if watched else self.method)
+        if watched:
             out = self._watched(scores, values, None if state is None else before)
         return self.proj(out.transpose(1, 2).flatten(2)), last
 
