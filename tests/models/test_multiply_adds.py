@@ -14,7 +14,15 @@ from mereo.models.multiply_adds import LARGEST, count_multiply_adds, multiply_ad
 from mereo.models.registry import families, outline
 from plain_cnn import PlainCNN, registered
 
-SAMPLE = "mspcaps_tiny aaren_tiny resnet20 matrix_capsnet_68k tnl_tiny routing_transformer_tiny unet_small".split()
+SAMPLE = [
+    "mspcaps_tiny",
+    "aaren_tiny",
+    "resnet20",
+    "matrix_capsnet_68k",
+    "tnl_tiny",
+    "routing_transformer_tiny",
+    "unet_small",
+]
 COUNTED_AGAIN = 1_000_000
 """Parameters of the networks that are counted again."""
 
