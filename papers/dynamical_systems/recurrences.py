@@ -8,6 +8,7 @@ larger weights it gives a value of the sequence at random for longer. Only place
 import statistics
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from mereo.explain import draw_kernels
 from mereo.mechanisms.attention import MultiHeadAttention
 from mereo.mechanisms.scan import RGLRU, S6, SSD, Aaren, LightningAttention, NormalisedAttention, QuasiLSTM
 from mereo.models.sequence_model import SequenceModel
+from mereo.models.weights import load_tensors, save_tensors
 from mereo.runtime.device import choose_device
 from mereo.tasks import Recall
 from papers.common.fitting import batches, fit
@@ -100,25 +102,75 @@ class RecallModel(SequenceModel):
         return embedded if self.positions is None else embedded + self.positions[position : position + tokens.shape[1]]
 
 
-def trained(
-    name: str, n: int, length: int, data: LabelledTokens, settings: Settings, seed: int, rate: float
-) -> RecallModel:
-    """A network with a mixer of n states, after its training."""
-    torch.manual_seed(seed)
-    device, mixer = choose_device(settings.device or "cpu"), MIXERS[name]
-    model = RecallModel(lambda: mixer(n), length, positions=name not in STATE_SPACES).to(device)
+def make_network(name: str, n: int, length: int) -> RecallModel:
+    """A network with a mixer of n states."""
+    return RecallModel(partial(MIXERS[name], n), length, positions=name not in STATE_SPACES)
 
-    def loss(batch: Batch) -> Tensor:
-        assert batch.tokens is not None
-        asked = batch.labels >= 0
-        return F.cross_entropy(model.forward_head(model.forward_features(batch.tokens)[asked]), batch.labels[asked])
 
-    fit(
-        loss, model.parameters(), data, epochs=settings.epochs or EPOCHS, batch_size=settings.batch_size or BATCH,
-        lr=rate, device=device, title=f"{name}, n = {n}, length {length}, rate {rate:g}", say=settings.say, seed=seed,
-        weight_decay=WEIGHT_DECAY, second_moment=SECOND_MOMENT, warmup_epochs=WARMUP_EPOCHS,
-    )  # fmt: skip
-    return model.eval()
+class Recalls:
+    """Trainings on sequences of one length; those whose file is in the output folder are not made again.
+
+    Args:
+        length: of the sequences.
+        settings: of the experiment.
+    """
+
+    def __init__(self, length: int, settings: Settings) -> None:
+        self.length, self.settings = length, settings
+        self.epochs, self.batch_size = settings.epochs or EPOCHS, settings.batch_size or BATCH
+        count, tested = settings.limit or SEQUENCES, settings.images or TESTED
+        self.train, self.held, self.test = (
+            make_sequences(length, PAIRS[length], VOCAB, seed, number)
+            for seed, number in ((0, count), (1, tested), (2, tested))
+        )
+
+    def accuracy(self, name: str, n: int) -> float:
+        """The mean of the seeds in per cent, at the rate that answers most of the held-out queries with seed 0."""
+        rate = self._best(name, n)
+        mean = statistics.mean(self._numbers(name, n, rate, seed)["tested"] for seed in range(self.settings.seeds))
+        self.settings.say(f"{name}, n = {n}, length {self.length}: {100 * mean:.1f} %")
+        return 100 * mean
+
+    def network(self, name: str, n: int) -> RecallModel:
+        """The network of seed 0 at that rate."""
+        model = make_network(name, n, self.length)
+        model.load_state_dict(load_tensors(self._path(name, n, self._best(name, n), 0))[0])
+        return model.eval()
+
+    def _best(self, name: str, n: int) -> float:
+        return max(RATES, key=lambda rate: self._numbers(name, n, rate, 0)["held"])
+
+    def _path(self, name: str, n: int, rate: float, seed: int) -> Path:
+        words = f"{name}, {n}, {self.length}, {len(self.train)}, {self.epochs}, {self.batch_size}, {rate:g}, {seed}"
+        return self.settings.folder / "networks" / f"{words.replace(', ', '-').replace(' ', '_')}.safetensors"
+
+    def _numbers(self, name: str, n: int, rate: float, seed: int) -> dict[str, Any]:
+        """The shares of the held-out and the test queries that a network answers, which is trained unless it was."""
+        path = self._path(name, n, rate, seed)
+        if path.exists():
+            return load_tensors(path)[1]
+        model = self._trained(name, n, rate, seed)
+        numbers = {"held": accuracy(model, self.held), "tested": accuracy(model, self.test)}
+        path.parent.mkdir(exist_ok=True)
+        save_tensors(path, model.state_dict(), numbers)
+        return numbers
+
+    def _trained(self, name: str, n: int, rate: float, seed: int) -> RecallModel:
+        torch.manual_seed(seed)
+        device = choose_device(self.settings.device or "cpu")
+        model = make_network(name, n, self.length).to(device)
+
+        def loss(batch: Batch) -> Tensor:
+            assert batch.tokens is not None
+            asked = batch.labels >= 0
+            return F.cross_entropy(model.forward_head(model.forward_features(batch.tokens)[asked]), batch.labels[asked])
+
+        fit(
+            loss, model.parameters(), self.train, epochs=self.epochs, batch_size=self.batch_size, lr=rate,
+            weight_decay=WEIGHT_DECAY, second_moment=SECOND_MOMENT, warmup_epochs=WARMUP_EPOCHS, seed=seed,
+            device=device, title=f"{name}, n = {n}, length {self.length}, rate {rate:g}", say=self.settings.say,
+        )  # fmt: skip
+        return model.eval()
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -128,27 +180,20 @@ def run(settings: Settings) -> dict[str, Any]:
         check_choice("variants", each, [*GROUPS, *lengths])
     chosen = [lengths[each] for each in settings.variants if each in lengths] or [min(PAIRS)]
     groups = [each for each in settings.variants if each in GROUPS] or list(GROUPS)
-    kernels, count = dict[str, Recurrence](), settings.limit or SEQUENCES
+    kernels = dict[str, Recurrence]()
     tables: dict[str, list[dict[str, Any]]] = {}
     for length in chosen:
-        train, held, test = (
-            make_sequences(length, PAIRS[length], VOCAB, seed, number)
-            for seed, number in ((0, count), (1, settings.images or TESTED), (2, settings.images or TESTED))
-        )
-        rows = tables[f"Accuracy in %, {PAIRS[length]} queries in {length} tokens, {count:,} sequences"] = []
+        recalls = Recalls(length, settings)
+        title = f"Accuracy in %, {PAIRS[length]} queries in {length} tokens, {len(recalls.train):,} sequences"
+        rows = tables[title] = []
         for group in groups:
             for name in GROUPS[group]:
-                row: dict[str, Any] = {"mixer": name, **{f"n = {n}": None for n in STATES}}
-                for n in STATES if group != "fixed" else STATES[:1]:
-                    make = partial(trained, name, n, length, train, settings)
-                    tried = {rate: make(0, rate) for rate in RATES}
-                    best = max(tried, key=lambda rate: accuracy(tried[rate], held))
-                    models = [tried[best], *(make(seed, best) for seed in range(1, settings.seeds))]
-                    row[f"n = {n}"] = 100 * statistics.mean(accuracy(model, test) for model in models)
-                    settings.say(f"{name}, n = {n}, length {length}: {row[f'n = {n}']:.1f} %")
-                    if length == chosen[0] and (group == "fixed" or n == SHOWN):
-                        kernels[name] = _first_layer(models[0], test.tokens[:1])
-                rows.append(row)
+                sizes = STATES[:1] if group == "fixed" else STATES
+                row = dict.fromkeys(f"n = {n}" for n in STATES) | {f"n = {n}": recalls.accuracy(name, n) for n in sizes}
+                rows.append({"mixer": name, **row})
+                if length == chosen[0]:
+                    shown = recalls.network(name, sizes[0] if group == "fixed" else SHOWN)
+                    kernels[name] = _first_layer(shown, recalls.test.tokens[:1])
     draw_kernels(kernels, settings.folder / PICTURE)
     errors = [{"mixer": name, "error": made.error} for name, made in kernels.items()]
     return {
