@@ -112,10 +112,13 @@ def test_large_maps_are_sparse_with_the_same_values() -> None:
     couplings = torch.rand(2 * 4, 2, 6, 6)
     dense, sparse = tiles.place(couplings), tiles.place(couplings, sparse=True)
     assert sparse.layout == torch.sparse_coo and torch.equal(sparse.to_dense(), dense)
+    assert tiles.dense(couplings) and dense.layout == torch.strided
     side = 96
     many = Blocks((side, side), (8, 8)).tiles()
     assert side**4 > LARGEST_DENSE
-    placed = many.place(torch.ones(144, 1, 64, 64))
+    ones = torch.ones(144, 1, 64, 64)
+    placed = many.place(ones)
+    assert not many.dense(ones)
     assert placed.layout == torch.sparse_coo and placed.shape == (1, 1, side**2, side**2)
 
 

@@ -173,12 +173,10 @@ class _Changer(_Watcher):
 
     def _apply_placed(self, change: Change | None, value: Tensor, call: Call, what: str) -> Tensor:
         """Couplings inside exclusive tiles are changed as they are recorded: over the whole image."""
-        if change is None or call.tiles is None or not call.tiles.exclusive:
+        tiles = call.tiles
+        if change is None or tiles is None or not tiles.exclusive or not tiles.dense(value):
             return self._apply(change, value, call, what)
-        whole = call.tiles.place(value)
-        if whole.layout != torch.strided:
-            return self._apply(change, value, call, what)
-        return call.tiles.pick(self._apply(change, whole, call, what), value)
+        return tiles.pick(self._apply(change, tiles.place(value), call, what), value)
 
     def _checked(self, changed: Any, before: Tensor, what: str) -> Tensor:
         """The value that a function returned; UsageError unless it can replace the value before."""

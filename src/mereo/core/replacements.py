@@ -32,8 +32,8 @@ def _taking_part(call: Call) -> tuple[Tensor | None, bool]:
     if tiles is None:
         return call.mask, False
     ones = torch.ones_like(made) if call.mask is None else call.mask.expand_as(made).to(made.dtype)
-    if tiles.exclusive and (whole := tiles.place(ones)).layout == torch.strided:
-        return whole > 0, False
+    if tiles.exclusive and tiles.dense(made):
+        return tiles.place(ones) > 0, False
     return _unpadded(tiles, made) & (ones > 0), True
 
 

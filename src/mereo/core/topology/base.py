@@ -191,6 +191,11 @@ class Tiles(Topology):
             raise UsageError(f"tiles are of {numbers.shape[0]} images, and the couplings of {batch}.")
         return numbers
 
+    def dense(self, couplings: Tensor) -> bool:
+        """Whether `place` gives a dense tensor for couplings (batch * tiles, heads, r, s)."""
+        images = couplings.shape[0] // self.count
+        return images * couplings.shape[1] * self.num_receivers * self.num_senders <= LARGEST_DENSE
+
     def place(self, couplings: Tensor, sparse: bool | None = None) -> Tensor:
         """Couplings of tiles over the whole image; pairs that share no tile are 0, pairs of several tiles are added.
 
@@ -204,7 +209,7 @@ class Tiles(Topology):
         batch, heads = tiled.shape[:2]
         entries = self.num_receivers * self.num_senders
         numbers = self._numbers_for(batch, couplings.device)
-        if sparse if sparse is not None else batch * heads * entries > LARGEST_DENSE:
+        if not self.dense(couplings) if sparse is None else sparse:
             index = numbers.expand_as(tiled).reshape(-1)
             image = torch.arange(batch * heads, device=couplings.device).repeat_interleave(tiled[0, 0].numel())
             kept = index < entries

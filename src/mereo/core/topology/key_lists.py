@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mereo.core.topology.base import LARGEST_DENSE, Tiles
+from mereo.core.topology.base import Tiles
 
 
 class KeyLists(Tiles):
@@ -34,15 +34,14 @@ class KeyLists(Tiles):
         return there > 0
 
     def place(self, couplings: Tensor, sparse: bool | None = None) -> Tensor:
-        """Entries of lists over all senders; a sparse tensor if a dense one has more than LARGEST_DENSE entries.
+        """Entries of lists over all senders; a sparse tensor by default if a dense one would be too large.
 
         Shapes: (batch, heads, receivers, places) -> (batch, heads, receivers, senders).
         """
         batch, heads, receivers, _ = couplings.shape
         index = self.senders.to(couplings.device).expand_as(couplings)
         size = (batch, heads, receivers, self.num_senders)
-        entries = batch * heads * receivers * self.num_senders
-        if sparse if sparse is not None else entries > LARGEST_DENSE:
+        if not self.dense(couplings) if sparse is None else sparse:
             b, h, r, at = (index >= 0).nonzero(as_tuple=True)
             places = torch.stack((b, h, r, index[b, h, r, at]))
             return torch.sparse_coo_tensor(places, couplings[b, h, r, at], size, check_invariants=False).coalesce()
