@@ -4,6 +4,7 @@ The names of the rooms are their `__all__`; mechanisms are covered by the catalo
 by the registry, options by tests/cli.
 """
 
+import contextlib
 import inspect
 import pkgutil
 import subprocess
@@ -64,3 +65,18 @@ def test_using_the_models_imports_only_torch(python):
     heavy = {"timm", "torchvision", "matplotlib", "accelerate", "scipy", "pandas", "tensorboard", "onnx"}
     ours = loaded_by(python, "import mereo; mereo.create_model('mspcaps_tiny')") - loaded_by(python, "import torch")
     assert not ours & heavy
+
+
+@pytest.mark.parametrize("wrong", [None, [1], 3])
+@pytest.mark.parametrize("name", sorted(set(mereo.__all__) - {"list_mechanisms", "list_models", "train"}))
+def test_arguments_of_another_kind_are_refused_in_words(name, wrong):
+    function = getattr(mereo, name)
+    if inspect.isclass(function):
+        pytest.skip("a class")
+    needed = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+    positional = [wrong for p in needed if p.kind is p.POSITIONAL_OR_KEYWORD]
+    with pytest.raises(mereo.UsageError) as caught, contextlib.ExitStack() as stack:
+        given = function(*positional, **{p.name: wrong for p in needed if p.kind is p.KEYWORD_ONLY})
+        if hasattr(given, "__enter__"):
+            stack.enter_context(given)
+    assert "\n" not in str(caught.value)

@@ -24,6 +24,19 @@ def type_of(value: object) -> str:
     return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
+def check_network(network: object, argument: str = "model") -> None:
+    """Raise `UsageError` unless a value is a module of PyTorch."""
+    if not hasattr(network, "named_modules"):
+        raise UsageError(f"{argument} is {type_of(network)}; give a network, a torch.nn.Module.")
+
+
+def check_text(**arguments: object) -> None:
+    """Raise `UsageError` for the first keyword argument that is no text."""
+    for argument, value in arguments.items():
+        if not isinstance(value, str):
+            raise UsageError(f"{argument} is {type_of(value)}; give a text.")
+
+
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """The names in `known` most similar to `name`, closest first."""
     lowered = {k.lower(): k for k in known}

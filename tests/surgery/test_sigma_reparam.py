@@ -180,6 +180,32 @@ def test_new_weights_and_what_stays() -> None:
     assert isinstance(remove_norms(changed)[2], nn.Identity) and isinstance(changed[2], nn.BatchNorm2d)
 
 
+@pytest.mark.parametrize("sizes", [{}, {"kdim": 4, "vdim": 4}])
+@pytest.mark.parametrize("split_qkv", [False, True])
+def test_projections_inside_attention_of_pytorch(sizes: dict[str, int], split_qkv: bool) -> None:
+    model = nn.MultiheadAttention(8, 2, batch_first=True, **sizes).eval()
+    changed = sigma_reparam(model, split_qkv=split_qkv)
+    tokens, senders = torch.randn(2, 3, 8), torch.randn(2, 5, sizes.get("kdim", 8))
+    expected = model(tokens, senders, senders)[0]
+    torch.testing.assert_close(changed(tokens, senders, senders)[0], expected, rtol=1e-4, atol=1e-5)
+    shapes = [tuple(module.gamma.shape) for module in changed.modules() if isinstance(module, SpectralScale)]
+    assert sorted(shapes) == ([(1,)] * 4 if sizes else [(1,), (3 if split_qkv else 1,)])
+    plain = fold(changed)
+    assert type(plain) is nn.MultiheadAttention and plain.state_dict().keys() == model.state_dict().keys()
+    torch.testing.assert_close(plain(tokens, senders, senders)[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_language_model_of_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 8, "vocab_size": 16, "n_positions": 8}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).eval()
+    changed, tokens = sigma_reparam(model), torch.arange(6).unsqueeze(0)
+    assert sum(isinstance(module, SpectralScale) for module in changed.modules()) == 4
+    assert changed.lm_head.weight is changed.transformer.wte.weight, "a tied read-out stays tied"
+    torch.testing.assert_close(changed(tokens).logits, model(tokens).logits, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(fold(changed)(tokens).logits, model(tokens).logits, rtol=1e-4, atol=1e-5)
+
+
 def test_the_least_entropy() -> None:
     for senders, sigma, expected in [
         (4, 0.0, math.log(4)), (4, 2.0, 0.790945), (4, 5.0, 0.062633), (64, 10.0, 0.029206), (197, 10.0, 0.094856),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core.squash import accumulation_type
-from mereo.errors import UsageError, check_choice, check_finite, check_not_negative
+from mereo.errors import UsageError, check_choice, check_finite, check_network, check_not_negative
 
 ACROSS = ("sum", "mean")
 
@@ -61,6 +61,7 @@ def added_losses(model: nn.Module, labels: Tensor | None = None) -> dict[str, Te
 
     Shapes: () each. Empty in evaluation, and if the losses were taken already.
     """
+    check_network(model)
     terms: dict[str, list[Tensor]] = {}
     factors: dict[str, tuple[float, str]] = {}
     for module in model.modules():

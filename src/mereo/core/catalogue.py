@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mereo.core.inputs import check_inputs
 from mereo.core.source import Source
-from mereo.errors import UsageError, check_choice, check_positive, unknown
+from mereo.errors import UsageError, check_choice, check_positive, check_text, unknown
 
 Example = tuple[nn.Module, tuple[Tensor, ...]]
 
@@ -312,6 +312,7 @@ def list_mechanisms(pattern: str = "*", family: str | None = None, *, interface:
 
 def get_mechanism(name: str) -> Mechanism:
     """The entry of one mechanism, by its name or an alias; UsageError with the nearest names if there is none."""
+    check_text(name=name)
     name = ALIASES.get(name, name)
     if name not in MECHANISMS:
         raise unknown("mechanism", name, MECHANISMS)

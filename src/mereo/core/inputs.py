@@ -15,6 +15,7 @@ from mereo.errors import MereoError, UsageError, first_line, type_of
 
 _PASSED_ON = (UsageError, MereoError, torch.OutOfMemoryError, torch.AcceleratorError)
 """Errors that are clear already, or that no other input would prevent."""
+CONVERT = "convert it to floating point, for example with .float()"
 Expected = tuple[tuple[int, torch.dtype], ...]
 """For each positional input, how many axes it has, and its type."""
 
@@ -26,7 +27,7 @@ def _misfit(name: str, value: Any, axes: int, dtype: torch.dtype, like: Tensor |
     if value.dim() != axes:
         return f"{name} has the shape {tuple(value.shape)}, with {value.dim()} axes; it must have {axes}."
     if dtype.is_floating_point and not value.is_floating_point():
-        return f"{name} is {value.dtype}; convert it to floating point, for example with .float()."
+        return f"{name} is {value.dtype}; {CONVERT}."
     if dtype == torch.int64 and value.dtype != dtype:
         return f"{name} is {value.dtype}; it must be whole numbers of torch.int64."
     if value.layout != torch.strided:
@@ -35,6 +36,15 @@ def _misfit(name: str, value: Any, axes: int, dtype: torch.dtype, like: Tensor |
     if like is not None and value.device != like.device:
         return f"{name} is on {value.device} and the weights are on {like.device}; move one of them."
     return None
+
+
+def check_tensors(**tensors: Tensor) -> None:
+    """UsageError for the first keyword argument that is no tensor of floating point."""
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor):
+            raise UsageError(f"{name} is {type_of(value)}; give a tensor.")
+        if not value.is_floating_point():
+            raise UsageError(f"{name} is {value.dtype}; {CONVERT}.")
 
 
 def _mismatch(module: nn.Module, named: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from mereo.core.topology import Grid, Tiles, Topology
-from mereo.errors import check_choice
+from mereo.errors import check_choice, check_network
 
 SIGNALS = ("gates", "states", "kept tokens")
 
@@ -98,6 +98,7 @@ def borrowed(module: nn.Module) -> Observable | None:
 
 def observables(model: nn.Module) -> dict[str, Observable]:
     """Everything in a model that can be observed, by name; attention of other libraries as its name and ".coupling"."""
+    check_network(model)
     model = getattr(model, "_orig_mod", model)
     there: dict[str, Observable] = {}
     for name, module in model.named_modules():

@@ -257,7 +257,9 @@ def record(model: nn.Module, names: Collection[str] | None = None, *, gradients:
     """
     there = observables(model)
     trace = Trace(gradients, nothing=not there)
-    for name in [] if names is None else names:
+    if names is not None and (isinstance(names, str) or not isinstance(names, Collection)):
+        raise UsageError(f"names is {type_of(names)}; give a list of names, or None for all.")
+    for name in names or []:
         if name not in there:
             raise _not_there(model, name, there)
     wanted = there if names is None else {name: there[name] for name in names}
@@ -305,6 +307,9 @@ def intervene(
         model(images)
     """
     there, given, scores = observables(model), changes or {}, scores or {}
+    for argument, value in (("changes", given), ("scores", scores)):
+        if not isinstance(value, Mapping):
+            raise UsageError(f"{argument} is {type_of(value)}; give a table of changes by their names.")
     for name in given:
         if name not in there:
             raise _not_there(model, name, there)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mereo.core.catalogue import MECHANISMS
 from mereo.core.kernels.gated_scan import LEAST, GatedScan, gated_scan
 from mereo.core.modes import modes_kept
-from mereo.errors import UsageError, check_positive
+from mereo.errors import UsageError, check_network, check_positive
 
 DEGREE = 8
 """Degree of the Taylor features of softmax attention."""
@@ -177,11 +177,15 @@ def recurrence(
 
     Reference: arXiv:2405.15731.
     """
+    check_network(model)
     seen: dict[str, tuple[nn.Module, tuple[Any, ...], Any]] = {}
     mixers = {name: module for name, module in model.named_modules() if hasattr(module, "recurrence")}
     if not mixers:
         known = ", ".join(sorted(name for name, entry in MECHANISMS.items() if "recurrence" in entry.promises))
-        raise UsageError(f"model is a {type(model).__name__} without a mixer that has a recurrence; give {known}.")
+        raise UsageError(
+            f"model is a {type(model).__name__} without a mixer that has a recurrence; give MultiHeadAttention with"
+            f" causal=True, {known}."
+        )
 
     def keep(name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
         return lambda module, given, output: seen.__setitem__(name, (module, given, output))

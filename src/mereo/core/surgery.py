@@ -8,7 +8,7 @@ from typing import Any, ParamSpec
 
 from torch import nn
 
-from mereo.errors import UsageError, first_line, unknown
+from mereo.errors import UsageError, check_network, first_line, unknown
 from mereo.escape import cut
 
 P = ParamSpec("P")
@@ -89,6 +89,7 @@ def surgery(function: Callable[P, nn.Module]) -> Callable[P, nn.Module]:
 
     @wraps(function)
     def noted(*args: P.args, **kwargs: P.kwargs) -> nn.Module:
+        check_network(args[0] if args else kwargs.get("model"))
         changed = function(*args, **kwargs)
         bound = inspect.signature(function).bind(*args, **kwargs)
         bound.apply_defaults()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mereo.errors import MereoError, UsageError, first_line
+from mereo.errors import MereoError, UsageError, check_text, first_line, type_of
 from mereo.export.folder import CONFIG, WEIGHTS, load_folder, save_pretrained
 from mereo.models import VisionModel
 from mereo.runtime.libraries import require
@@ -16,6 +16,7 @@ _ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 def check_id(repo_id: str) -> None:
     """UsageError unless it is owner/name."""
+    check_text(repo_id=repo_id)
     if not _ID.fullmatch(repo_id):
         raise UsageError(f"repo_id is {repo_id!r}; it must be owner/name, such as me/mspcaps-digits.")
 
@@ -31,6 +32,8 @@ def from_pretrained(
         revision: branch, tag or commit of the repository.
         download: further arguments of `huggingface_hub.hf_hub_download`, such as token, cache_dir, local_files_only.
     """
+    if not isinstance(source, str | Path):
+        raise UsageError(f"source is {type_of(source)}; give a folder, or owner/name on the hub.")
     folder = Path(source)
     if folder.is_dir():
         return load_folder(folder, device)

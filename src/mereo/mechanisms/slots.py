@@ -23,7 +23,7 @@ import mereo.mechanisms.routing
 import mereo.mechanisms.scan
 import mereo.mechanisms.select  # noqa: F401
 from mereo.core.catalogue import ALIASES, MECHANISMS, Mechanism, get_mechanism, list_mechanisms
-from mereo.errors import UsageError, check_choice, check_positive, first_line, unknown
+from mereo.errors import UsageError, check_choice, check_positive, check_text, first_line, unknown
 
 SLOTS = ("tokens", "maps")
 """The interfaces of slots in networks."""
@@ -277,6 +277,7 @@ def needs_size(name: str) -> bool:
 
 def _fitting(name: str) -> Mechanism:
     """The entry of a mechanism that fits a slot."""
+    check_text(name=name)
     if name not in MECHANISMS and name not in ALIASES:
         raise unknown("mechanism", name, list_mechanisms(interface="tokens") + list_mechanisms(interface="maps"))
     entry = get_mechanism(name)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, cast, overload
 
-from mereo.errors import UsageError
+from mereo.errors import UsageError, check_text
 from mereo.models.base import VisionModel
 from mereo.models.conversion import convert, from_timm_checkpoint, has_timm_weights
 from mereo.models.entry import ModelEntry
@@ -107,6 +107,7 @@ def create_model(
     """
     if not isinstance(features_only, bool):
         raise UsageError(f"features_only is {features_only!r}; it must be True or False.")
+    check_text(name=name)
     name, _, tag = name.partition(".")
     entry = get_model_entry(name)
     name = entry.name

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mereo.core import Grid
-from mereo.errors import UsageError, type_of
+from mereo.errors import UsageError, check_network, type_of
 from mereo.escape import cut, listed
 from mereo.models.base import VisionModel
 from mereo.models.network import Network
@@ -121,6 +121,7 @@ def checked(model: nn.Module, state: Mapping[str, Tensor] | None = None) -> Visi
     Args:
         state: weights to use in place of its present ones.
     """
+    check_network(model)
     model = uncompiled(model)
     if not isinstance(model, Network) or not isinstance(getattr(model, "config", None), dict):
         raise UsageError(

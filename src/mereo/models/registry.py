@@ -9,7 +9,7 @@ from torch import nn
 
 from mereo.core import Source
 from mereo.core.meta_device import on_meta_device
-from mereo.errors import UsageError, check_choice, unknown
+from mereo.errors import UsageError, check_choice, check_text, unknown
 from mereo.models.base import VisionModel
 from mereo.models.entry import ModelEntry, PerChannel, full_names
 from mereo.models.network import INPUT_KINDS, OUTPUT_KINDS, Network
@@ -102,6 +102,7 @@ def families(input_kind: str | None = None) -> dict[str, ModelEntry]:
 
 def is_model(name: str) -> bool:
     """Whether mereo itself has a network of that name, without other libraries."""
+    check_text(name=name)
     return name in MODELS or name in ALIASES
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from mereo.core.shapes import image_size
-from mereo.errors import MereoError, UsageError
+from mereo.errors import MereoError, UsageError, type_of
 from mereo.escape import cut, listed
 from mereo.files import open_regular, write_atomically
 from mereo.models.base import VisionModel
@@ -137,7 +137,7 @@ def save_weights(
         UsageError: for a network that was changed in another way, which no file can describe; the error names it.
     """
     if not isinstance(model, nn.Module):
-        raise UsageError(f"model is a {type(model).__name__}; the file comes first: save_weights(path, model).")
+        raise UsageError(f"model is {type_of(model)}; the file comes first: save_weights(path, model).")
     model = checked(model, state)
     metadata = {
         "format": FORMAT,
@@ -188,6 +188,8 @@ def _check_faults(faults: Sequence[str], model: VisionModel, path: Path) -> None
 
 def weights_file(path: str | Path) -> Path:
     """The file that `load` reads for the path of a file or folder, or a bundled name; UsageError if there is none."""
+    if not isinstance(path, str | Path):
+        raise UsageError(f"weights are {type_of(path)}; give the path of a file or folder, or a bundled name.")
     if path == "":  # which would be the working folder
         raise UsageError(f"weights are ''; {_at_hand(Path())}.")
     if not Path(path).exists() and bundled_name(str(path)) is not None:

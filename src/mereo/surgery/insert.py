@@ -23,7 +23,7 @@ from mereo.core.modes import gradients_kept, modes_kept
 from mereo.core.operations import forward_operations
 from mereo.core.shapes import image_size
 from mereo.core.surgery import SURGERIES, note_surgery
-from mereo.errors import UsageError
+from mereo.errors import UsageError, check_network
 from mereo.mechanisms.attention.dense import MultiHeadAttention
 from mereo.mechanisms.attention.hosted import is_host
 from mereo.mechanisms.slots import Place, fill_slot
@@ -356,8 +356,7 @@ def insert(
 
 def _unwrapped(model: nn.Module) -> nn.Module:
     """The network inside the wrappers of `torch.compile` and `DataParallel`; UsageError inside another one."""
-    if not isinstance(model, nn.Module):
-        raise UsageError(f"model is {type(model).__name__}; give a network.")
+    check_network(model)
     if isinstance(model, DistributedDataParallel):
         raise UsageError(
             "model is a DistributedDataParallel, which exchanges gradients of the parameters it was made with only;"

@@ -5,6 +5,7 @@ Source: arXiv:2303.06296.
 Cost: two products of a weight with a vector for each layer and step; none after `fold`.
 """
 
+from collections import Counter
 from copy import deepcopy
 from typing import Any
 
@@ -16,11 +17,13 @@ from torch.nn.utils import parametrize
 from mereo.core import mechanism
 from mereo.core.squash import accumulation_type
 from mereo.core.surgery import surgery
-from mereo.errors import UsageError, check_choice, check_positive
+from mereo.errors import UsageError, check_choice, check_network, check_positive
 
 GAMMAS = ("sigma", "one")
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 DEVIATION = 0.02
+OF_ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+"""Weights of `torch.nn.MultiheadAttention` besides its last layer."""
 
 
 def _matrices(weight: Tensor, parts: int) -> Tensor:
@@ -76,14 +79,26 @@ class SpectralScale(nn.Module):
             return (matrices * factor[:, None, None]).view(weight.shape).to(weight.dtype)
 
 
-def _layers(model: nn.Module) -> dict[str, nn.Linear | nn.Conv2d]:
-    """Linear layers and convolutions whose weight may be changed, by name."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | nn.Conv2d) and not parametrize.is_parametrized(module, "weight")
-        if isinstance(module, nn.Linear) or module.groups == 1
-    }
+def _is_transposed(module: nn.Module) -> bool:
+    """Whether a module is the linear layer of transformers' GPT-2, whose weight is (in, out)."""
+    return type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers.")
+
+
+def _weights(model: nn.Module) -> list[tuple[str, nn.Module, str]]:
+    """The weights that may be changed: (name of the layer, layer, name of the weight)."""
+    there = (weight for module in model.modules() for weight in module._parameters.values())
+    owners = Counter(id(weight) for weight in there if weight is not None)
+    found = list[tuple[str, nn.Module, str]]()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention):
+            weights = [each for each in OF_ATTENTION if getattr(module, each) is not None]
+        elif isinstance(module, nn.Linear) or _is_transposed(module):
+            weights = ["weight"]
+        else:
+            weights = ["weight"] if isinstance(module, nn.Conv2d) and module.groups == 1 else []
+        weights = [each for each in weights if not parametrize.is_parametrized(module, each)]
+        found += [(name, module, each) for each in weights if owners[id(module._parameters.get(each))] == 1]
+    return found
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -113,14 +128,17 @@ def sigma_reparam(
     W' = gamma / sigma(W) W
 
     By default the copy computes the same as the model; `mereo.fold` makes a plain network of it again. Grouped
-    convolutions, embeddings and norms stay as they are.
+    convolutions, embeddings and norms stay as they are, and so do weights that several layers share, such as a read-out
+    tied to an embedding. The projections inside `torch.nn.MultiheadAttention` and the
+    `Conv1D` of transformers are linear layers.
 
     Args:
-        model: of mereo, timm, torchvision or your own. It is not changed.
+        model: of mereo, timm, torchvision, transformers or your own. It is not changed.
         keep_weights: False starts anew: weights normal of 0.02 times the gain, cut off at two deviations.
         gamma: at the start, "sigma" for the spectral norm of the weight, or "one", as the paper trains from scratch.
         linear_gain, conv_gain: of the weights of linear layers and of convolutions that start anew.
-        split_qkv: give queries, keys and values that one layer named "qkv" makes a norm each, in place of one for all.
+        split_qkv: give queries, keys and values that one layer named "qkv" or one weight of
+            `torch.nn.MultiheadAttention` makes a norm each, in place of one for all.
         norms: False also takes away all layer, group and batch norms, see `remove_norms`.
 
     Shapes: as for `model`.
@@ -132,16 +150,17 @@ def sigma_reparam(
     check_choice("gamma", gamma, GAMMAS)
     check_positive(linear_gain=linear_gain, conv_gain=conv_gain)
     copy = deepcopy(model)
-    layers = _layers(copy)
-    if not layers:
+    weights = _weights(copy)
+    if not weights:
         raise UsageError(f"{type(model).__name__} has no linear layer or convolution that could be changed.")
-    for name, layer in layers.items():
+    for name, layer, of_layer in weights:
+        weight = getattr(layer, of_layer)
         if not keep_weights:
-            deviation = DEVIATION * (linear_gain if isinstance(layer, nn.Linear) else conv_gain)
-            nn.init.trunc_normal_(layer.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
-        parts = 3 if split_qkv and name.rpartition(".")[2] == "qkv" else 1
-        scale = SpectralScale(layer.weight, gamma, parts).train(layer.training)
-        parametrize.register_parametrization(layer, "weight", scale.to(layer.weight.device), unsafe=True)
+            deviation = DEVIATION * (conv_gain if isinstance(layer, nn.Conv2d) else linear_gain)
+            nn.init.trunc_normal_(weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+        parts = 3 if split_qkv and (name.rpartition(".")[2] == "qkv" or of_layer == "in_proj_weight") else 1
+        scale = SpectralScale(weight, gamma, parts).train(layer.training)
+        parametrize.register_parametrization(layer, of_layer, scale.to(weight.device), unsafe=True)
     if not norms:
         _without_norms(copy)
     return copy
@@ -167,25 +186,27 @@ def remove_norms(model: nn.Module) -> nn.Module:
     return copy
 
 
-def _scales(layer: nn.Module) -> bool:
-    """Whether a layer has a weight of `sigma_reparam` and nothing else that is reparametrised."""
-    weights: Any = layer.parametrizations
-    return list(weights) == ["weight"] and [type(each) for each in weights["weight"]] == [SpectralScale]
+def _scaled(layer: nn.Module) -> list[str]:
+    """The weights of a layer that `sigma_reparam` changed; none if anything else is reparametrised as well."""
+    weights: Any = layer.parametrizations if parametrize.is_parametrized(layer) else {}
+    ours = all([type(each) for each in steps] == [SpectralScale] for steps in weights.values())
+    return list(weights) if ours else []
 
 
 def _make_plain(layer: nn.Module, steps: int) -> None:
-    """Give a layer back its class and a weight of its own.
+    """Give a layer back its class and weights of its own.
 
     PyTorch's remove_parametrizations changes the class, which a network shares with its copies.
     """
-    weights: Any = layer.parametrizations["weight"]  # type: ignore[index]
-    scale = weights[0].eval()
-    for _ in range(steps):
-        scale.u.copy_(scale.step(_matrices(weights.original, scale.parts))[1])
-    weight = nn.Parameter(scale(weights.original).detach(), weights.original.requires_grad)
+    plain = {}
+    for name, weights in layer.parametrizations.items():  # type: ignore[operator, union-attr]
+        scale = weights[0].eval()
+        for _ in range(steps):
+            scale.u.copy_(scale.step(_matrices(weights.original, scale.parts))[1])
+        plain[name] = nn.Parameter(scale(weights.original).detach(), weights.original.requires_grad)
     layer.__class__ = type(layer).__bases__[0]
     del layer.parametrizations
-    layer._parameters = {"weight": weight, **layer._parameters}
+    layer._parameters = {**plain, **layer._parameters}
 
 
 @torch.no_grad()
@@ -199,9 +220,10 @@ def fold(model: nn.Module, steps: int = 20) -> nn.Module:
     Raises:
         UsageError: for a network without such layers.
     """
+    check_network(model)
     check_positive(steps=steps)
     copy = deepcopy(model)
-    layers = [module for module in copy.modules() if parametrize.is_parametrized(module, "weight") and _scales(module)]
+    layers = [module for module in copy.modules() if _scaled(module)]
     if not layers:
         raise UsageError(f"{type(model).__name__} has no layer of sigma_reparam; there is nothing to fold.")
     for layer in layers:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from mereo.errors import UsageError
+from mereo.errors import UsageError, check_network
 from mereo.mechanisms.attention.sparse import SparsifinerAttention, map_losses
 from mereo.surgery.sea import SeaHosted
 from mereo.training.matching import Match
@@ -12,6 +12,7 @@ from mereo.training.matching import Match
 
 def layers_of(student: nn.Module, kind: type[nn.Module]) -> list[str]:
     """Names of the layers of a kind; UsageError without any."""
+    check_network(student, "student")
     names = [name for name, module in student.named_modules() if isinstance(module, kind)]
     if not names:
         raise UsageError(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Causal, Coupling, mechanism
-from mereo.core.inputs import check_streamed
+from mereo.core.inputs import check_streamed, check_tensors
 from mereo.core.kernels.prefix_attention import BLOCK, METHODS, Prefixes, Summary, no_tokens, prefixes
 from mereo.core.modes import must_be_called
 from mereo.core.recurrence import Recurrence, log_decays
@@ -38,6 +38,7 @@ def prefix_attention(scores: Tensor, values: Tensor, *, method: str = "auto", bl
 
     Reference: arXiv:2405.13956, section 3.
     """
+    check_tensors(scores=scores, values=values)
     if scores.dim() < 1 or values.shape[:-1] != scores.shape:
         raise UsageError(
             f"scores are {tuple(scores.shape)} and values {tuple(values.shape)}; they must be (..., tokens) and"

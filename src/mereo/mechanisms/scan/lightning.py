@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import bounded, mechanism
+from mereo.core.inputs import check_tensors
 from mereo.core.kernels.linear_scan import BLOCK, Scan, linear_scan
 from mereo.core.kernels.transforms import transformed
 from mereo.core.modes import must_be_called
@@ -54,6 +55,7 @@ def lightning_attention(
 
     Reference: arXiv:2405.17381, section 3.
     """
+    check_tensors(q=q, k=k, v=v)
     if not isinstance(slopes, Tensor):
         slopes = torch.tensor(slopes, dtype=torch.promote_types(torch.float32, q.dtype), device=q.device)
     _check(q, k, v, slopes, state)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Causal, Coupling, mechanism
+from mereo.core.inputs import check_tensors
 from mereo.core.kernels.tensor_attention import METHODS, Triples, attend_tuples
 from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_choice, check_heads, check_probability
@@ -65,7 +66,7 @@ def tensor_attention(
         raise UsageError(f"more has {len(more)} tensors; give keys and values of each further set.")
     keys, values = (k1, k2, *more[::2]), (v1, v2, *more[1::2])
     _check(q, keys, values, masks)
-    if degree < 0 or degree % 2:
+    if not isinstance(degree, int) or degree < 0 or degree % 2:
         raise UsageError(f"degree is {degree}; it must be even and at least 0.")
     scale = 1 / q.shape[-1] if scale is None else scale
     each = tuple(masks) or (None,) * len(keys)
@@ -74,6 +75,8 @@ def tensor_attention(
 
 
 def _check(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], masks: Sequence[Tensor | None]) -> None:
+    numbered = {f"{name}{n}": x for name, xs in (("k", keys), ("v", values)) for n, x in enumerate(xs, start=1)}
+    check_tensors(q=q, **numbered)
     pose = values[0].shape[-1:]
     for number, (key, value) in enumerate(zip(keys, values, strict=True), start=1):
         fits = key.dim() == q.dim() == 4 and key.shape[:2] == q.shape[:2] and key.shape[3] == q.shape[3]
@@ -176,7 +179,7 @@ class TensorAttention(nn.Module):
         check_heads(dim, num_heads)
         check_probability(attn_drop=attn_drop)
         check_choice("method", method, ["auto", *METHODS])
-        if degree < 0 or degree % 2:
+        if not isinstance(degree, int) or degree < 0 or degree % 2:
             raise UsageError(f"degree is {degree}; it must be even and at least 0.")
         self.num_heads, self.scale, self.causal, self.method, self.degree = num_heads, scale, causal, method, degree
         self.query, self.key1, self.key2, self.value1, self.value2, self.proj = (

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mereo.core import Coupling, Neighborhood, mechanism
 from mereo.core.initialise import start_linears
+from mereo.core.inputs import check_tensors
 from mereo.core.kernels.exchange import Exchange, exchange
 from mereo.core.topology.neighborhood import each_axis
 from mereo.errors import UsageError, check_finite, check_heads, check_probability
@@ -33,6 +34,7 @@ def _grouped(name: str, x: Tensor, heads: int) -> Tensor:
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
     """The grid; UsageError if the three do not fit together."""
+    check_tensors(q=q, k=k, v=v)
     if not 4 <= q.dim() <= 6:
         raise UsageError(
             f"q has {q.dim()} axes; it must be (batch, *grid, heads, dim) with a grid of one to three axes."
