@@ -21,7 +21,7 @@ RATES, BATCH = {"hull": 5e-3, "tour": 3e-3, "triangles": 5e-3}, 64
 HULL_POINTS, FARTHER = (5, 6, 7, 8, 9, 10), (15, 20)
 TOUR_POINTS, TOURS_FARTHER, MOST_EXACT = (5, 10, 15, 20), (25, 30), 16
 SETS, EPOCHS = 60_000, {"hull": 16, "tour": 24, "triangles": 16}
-TOUR_ORDER = "angle"
+ORDER = "angle"
 """Cities are read counter-clockwise around their mean, from which networks learn sooner than from a drawn order."""
 TESTED, BEAM, SEED = 500, 4, 100
 PARTS = ("hull", "tour", "triangles")
@@ -94,11 +94,11 @@ def _optimum(split: PointSets, number: int) -> float | None:
 
 
 def _tours(settings: Settings, made: dict[str, Any]) -> None:
-    data = f"tours:least={TOUR_POINTS[0]},most={TOUR_POINTS[-1]},order={TOUR_ORDER},train={SETS}"
+    data = f"tours:least={TOUR_POINTS[0]},most={TOUR_POINTS[-1]},order={ORDER},train={SETS}"
     model = _trained(settings, "tour", data, "pointer", TOUR_POINTS[-1])
     rows, curves = [], dict[str, dict[int, float]]()
     for number in (*TOUR_POINTS, *TOURS_FARTHER):
-        split = _tested(settings, "tour", tours.answers, number, TOUR_ORDER)
+        split = _tested(settings, "tour", tours.answers, number, ORDER)
         best = _optimum(split, number)
         assert split.pointers is not None
         known = length_of(split.points.double(), split.pointers).mean().item()
@@ -116,7 +116,7 @@ def _tours(settings: Settings, made: dict[str, Any]) -> None:
 
 
 def _triangles(settings: Settings, made: dict[str, Any]) -> None:
-    model = _trained(settings, "triangles", f"delaunay:train={SETS}", "pointer", 5)
-    found = _figures(model, _tested(settings, "triangles", delaunay.answers, 5), "triangles")
+    model = _trained(settings, "triangles", f"delaunay:order={ORDER},train={SETS}", "pointer", 5)
+    found = _figures(model, _tested(settings, "triangles", delaunay.answers, 5, ORDER), "triangles")
     row = {"points": 5, "accuracy": found["accuracy"], "triangles found": found["triangles_found"]}
     made["tables"]["Delaunay triangulations, trained on 5 points"] = [row]
