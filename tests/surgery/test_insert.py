@@ -195,3 +195,18 @@ def test_compiled_networks_are_compiled_again() -> None:
 def test_gradients_of_two_processes_are_the_mean_of_both() -> None:
     for differences in in_processes(2, ddp_steps.largest_difference):
         assert max(differences) < 1e-12
+
+
+def test_a_network_that_reads_no_such_image_is_refused_in_words() -> None:
+    with pytest.raises(UsageError, match=r"Embedding cannot read an image of 224 x 224 .*; give img_size"):
+        mereo.insert(nn.Embedding(4, 8), "aaren")
+
+
+def test_a_network_of_transformers_states_its_image_size() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.ViTConfig(**sizes, image_size=32, patch_size=8)
+    model, images = transformers.ViTForImageClassification(config).eval(), torch.rand(1, 3, 32, 32)
+    before = model(images).logits
+    mereo.insert(model, "aaren", "vit.layers.0")
+    torch.testing.assert_close(model(images).logits, before)

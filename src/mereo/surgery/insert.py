@@ -23,7 +23,7 @@ from mereo.core.modes import gradients_kept, modes_kept
 from mereo.core.operations import forward_operations
 from mereo.core.shapes import image_size
 from mereo.core.surgery import SURGERIES, note_surgery
-from mereo.errors import UsageError, check_network
+from mereo.errors import UsageError, check_network, first_line
 from mereo.mechanisms.attention.dense import MultiHeadAttention
 from mereo.mechanisms.attention.hosted import is_host
 from mereo.mechanisms.slots import Place, fill_slot
@@ -138,6 +138,7 @@ def stated_shape(model: nn.Module) -> tuple[int, tuple[int, int] | None]:
     channels = first.in_channels if first is not None else listed[0] if listed else 3
     # timm's configurations keep the published size even if a network was made for another one.
     own = getattr(getattr(model, "patch_embed", None), "img_size", None) or getattr(model, "image_size", None)
+    own = own or getattr(getattr(model, "config", None), "image_size", None)  # of transformers
     size = own or (listed[1:] if listed else None)
     return int(channels), None if size is None else image_size(tuple(size) if isinstance(size, list) else size)
 
@@ -172,6 +173,12 @@ class _Outputs:
         try:
             with modes_kept(model), gradients_kept(model):
                 model.eval()(images)
+        except (RuntimeError, TypeError, ValueError) as error:
+            side = " x ".join(map(str, images.shape[2:]))
+            raise UsageError(
+                f"{type(model).__name__} cannot read an image of {side} ({type(error).__name__}: {first_line(error)});"
+                " give img_size, and a network of images."
+            ) from error
         finally:
             for handle in handles:
                 handle.remove()
