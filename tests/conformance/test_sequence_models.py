@@ -133,3 +133,15 @@ def test_a_state_of_other_samples_is_refused(case: Case) -> None:
         _, state = model.step(tokens[:, 0])
         with pytest.raises(UsageError, match=f"1 samples, and the state of {len(tokens)}"):
             model.step(tokens[:1, 1], state)
+
+
+@every_case
+def test_states_of_other_networks_are_refused(case: Case) -> None:
+    model = tiny(case)
+    state = model.extend(some_tokens(model))[1]
+    model.extend(some_tokens(model), state)
+    for other in TINY:
+        network = tiny(other)
+        if other[0] != case[0] and (network.streams or model.streams):  # else both read the tokens again
+            with pytest.raises(UsageError, match="state"):
+                network.extend(torch.zeros(3, 2, dtype=torch.int64), state)

@@ -69,20 +69,59 @@ def _names(forward: Callable[..., Any]) -> Sequence[str]:
     return list(inspect.signature(forward).parameters)[1:]
 
 
-def check_streamed(name: str, tokens: Tensor, axes: str, samples: int | None) -> None:
-    """UsageError unless tokens have the axes of one call of a stream, and the batch size of the state before them.
+def check_streamed(
+    name: str,
+    tokens: Tensor,
+    axes: str,
+    state: Any,
+    kinds: type | tuple[type, ...],
+    /,
+    **shapes: Sequence[int | None] | None,
+) -> None:
+    """UsageError unless tokens have the axes of one call of a stream, and the state before them fits both.
 
     Args:
         name: of the module or network.
         axes: names of the axes, such as "(batch, dim)".
-        samples: of the state; None before the first token.
+        state: None before the first token.
+        kinds: what the module returns as its state; those with a field `mixer` state the name of their module there.
+        shapes: for each field of the state the sizes of its tensor, or of each of its tensors, behind the batch; None
+            among them is any number, and None in their place that there is no tensor.
     """
     if tokens.dim() != axes.count(",") + 1:
         raise UsageError(f"{name}: tokens are {tuple(tokens.shape)}; they must be {axes}.")
-    if samples is not None and tokens.shape[0] != samples:
+    if state is None:
+        return
+    if not isinstance(state, kinds):
+        raise UsageError(f"{name}: state is {type_of(state)}; give a state that the same network returned, or None.")
+    maker: str = getattr(state, "mixer", name)
+    if maker != name:
+        raise UsageError(f"{name}: the state is of {maker}; give a state that the same network returned, or None.")
+    for field, shape in shapes.items():
+        value = getattr(state, field)
+        for each in value if isinstance(value, tuple) else (value,):
+            _check_carried(name, field, each, shape, tokens.shape[0])
+
+
+def _check_carried(
+    name: str, field: str, value: Tensor | None, shape: Sequence[int | None] | None, samples: int
+) -> None:
+    """UsageError unless a tensor of a state has the sizes that a network gives it."""
+    if value is None and shape is None:
+        return
+    if value is not None and value.dim() and value.shape[0] != samples:
         raise UsageError(
-            f"{name}: tokens are of {tokens.shape[0]} samples, and the state of {samples}; give the same number."
+            f"{name}: tokens are of {samples} samples, and the state of {value.shape[0]}; give the same number."
         )
+    have = None if value is None else value.shape[1:]
+    if have is None or shape is None or len(have) != len(shape) or any(map(_differ, have, shape)):
+        given = "None" if value is None else str(tuple(value.shape))
+        needed = f"({', '.join(['batch', *('any' if n is None else str(n) for n in shape)])})" if shape else "None"
+        raise UsageError(f"{name}: {field} of the state is {given}, and not {needed}; the state is of another network.")
+
+
+def _differ(have: int, needed: int | None) -> bool:
+    return needed is not None and have != needed
 
 
 def check_inputs(module_class: type[nn.Module], example: Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]) -> None:

@@ -155,3 +155,9 @@ def test_what_it_cannot_read_is_named() -> None:
         made("none")(some(1, 9))
     with pytest.raises(UsageError, match=r"points are 9 .*most"):
         made("blend", context=9)
+
+
+def test_what_another_network_read_is_refused() -> None:
+    small, large = (mereo.create_model("pointer_network", dim=dim).eval() for dim in (6, 8))
+    with pytest.raises(UsageError, match="memory has states of 6 numbers; this network's have 8"):
+        large.search(small.forward_features(torch.rand(1, 4, 2)))

@@ -75,3 +75,13 @@ def test_bad_input() -> None:
         made(reach=8)(tokens)
     with pytest.raises(UsageError, match="head_bias is True with tied=True"):
         made(tied=True)
+
+
+def test_memory_of_another_network_is_refused() -> None:
+    tokens = torch.randint(31, (2, 4))
+    _, memory = read_segment(made(depth=1), tokens)
+    for wrong, model in ((memory, made(depth=2)), (memory, made(depth=1, dim=24)), ((memory[0][:1],), made(depth=1))):
+        with pytest.raises(UsageError, match="memory is of another network or batch"):
+            read_segment(model, tokens, wrong)
+    with pytest.raises(UsageError, match="CausalTransformer without rcmha in its blocks"):
+        read_segment(mereo.create_model("causal_transformer_tiny"), tokens)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mereo.core.kernels.gated_scan_compiled import scan_compiled
-from mereo.core.kernels.methods import compiled_cannot, execute
+from mereo.core.kernels.methods import check_state, compiled_cannot, execute
 from mereo.core.squash import accumulation_type
 from mereo.errors import check_choice
 
@@ -136,6 +136,7 @@ def gated_scan(call: GatedScan, method: str = "auto") -> Result:
             enough for matrix products, and else the compiled form where it can run.
     """
     check_choice("method", method, ("auto", *METHODS))
+    check_state(call.state, *call.v.shape[:2], call.k.shape[3], call.v.shape[3])
     if not call.v.shape[2]:
         return call.v, call.wide[4]
     if method == "auto" and call.k.shape[-1] * call.v.shape[-1] >= BLOCK and _blocks_cannot(call) is None:

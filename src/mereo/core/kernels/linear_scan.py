@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mereo.core.kernels.linear_scan_compiled import scan_compiled
-from mereo.core.kernels.methods import compiled_cannot, execute
+from mereo.core.kernels.methods import check_state, compiled_cannot, execute
 from mereo.core.squash import accumulation_type
 
 BLOCK = 64
@@ -156,4 +156,5 @@ def linear_scan(call: Scan, method: str = "auto") -> Result:
     Args:
         method: "auto", or a row of METHODS.
     """
+    check_state(call.state, *call.q.shape[:2], call.q.shape[3], call.v.shape[3])
     return execute(METHODS, call, method, always="chunked")

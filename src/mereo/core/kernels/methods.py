@@ -55,6 +55,12 @@ def execute(
     return run(call)
 
 
+def check_state(state: Tensor | None, *sizes: int) -> None:
+    """UsageError unless the state before the first token has the sizes of the call: other memory would be read."""
+    if state is not None and tuple(state.shape) != sizes:
+        raise UsageError(f"state is {tuple(state.shape)}; it must be {sizes}, (batch, heads, dim, pose).")
+
+
 def compiled_cannot(*tensors: Tensor) -> str | None:
     """Why a compiled pass that computes in float32 on a CPU cannot take these tensors; None if it can."""
     if library.missing is not None:

@@ -23,6 +23,7 @@ from torch import Tensor
 from mereo.core.kernels.methods import compiled_cannot, execute
 from mereo.core.kernels.prefix_attention_compiled import prefixes_compiled
 from mereo.core.squash import accumulation_type
+from mereo.errors import UsageError
 
 BLOCK = 32
 
@@ -211,4 +212,10 @@ METHODS: dict[str, tuple[Callable[[Prefixes], Result], Callable[[Prefixes], str 
 
 def prefixes(given: Prefixes, method: str = "auto") -> Result:
     """The output of each prefix (..., tokens, dim), and the summary of all tokens."""
+    shape, before = given.values.shape, given.before
+    sizes = [shape[:-2], shape[:-2], shape[:-2] + shape[-1:]]
+    if [x.shape for x in before] != sizes:
+        raise UsageError(
+            f"the summary before is {[tuple(x.shape) for x in before]}; it must be {[*map(tuple, sizes)]}."
+        )
     return execute(METHODS, given, method, always="block")

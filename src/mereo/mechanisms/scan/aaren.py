@@ -145,7 +145,9 @@ class Aaren(nn.Module):
         Args:
             mask: bool (batch, tokens), True = takes part.
         """
-        check_streamed(type(self).__name__, tokens, "(batch, tokens, dim)", None if state is None else len(state.top))
+        heads, size = self.num_heads, self.proj.in_features // self.num_heads
+        shapes = {"top": (heads,), "total": (heads,), "values": (heads, size)}
+        check_streamed(type(self).__name__, tokens, "(batch, tokens, dim)", state, Summary, **shapes)
         scores = self.scores(tokens)
         values = self.value(tokens).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         if mask is not None:

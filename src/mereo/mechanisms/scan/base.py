@@ -18,6 +18,9 @@ from mereo.core.kernels.linear_scan import BLOCK, Scan, linear_scan
 from mereo.core.recurrence import Recurrence
 from mereo.errors import check_positive
 
+ANY_MEMORY = (None, None, None)
+"""Sizes of a memory behind the batch, which are compared with the tokens' when it is scanned."""
+
 
 class ScanState(NamedTuple):
     """The state that a scan carries from token to token.
@@ -25,10 +28,12 @@ class ScanState(NamedTuple):
     Attributes:
         memory: (batch, heads, dim, pose), float32 or wider; its size does not depend on how many tokens it has read.
         position: number of tokens read so far.
+        mixer: name of the class whose state it is.
     """
 
     memory: Tensor
     position: int
+    mixer: str
 
 
 class LinearScan(nn.Module, ABC):
@@ -70,8 +75,8 @@ class LinearScan(nn.Module, ABC):
         Args:
             mask: bool (batch, tokens), True = takes part; the values of the others are 0.
         """
-        samples = None if state is None else state.memory.shape[0]
-        check_streamed(type(self).__name__, tokens, "(batch, tokens, dim)", samples)
+        name = type(self).__name__
+        check_streamed(name, tokens, "(batch, tokens, dim)", state, ScanState, memory=ANY_MEMORY)
         position = 0 if state is None else state.position
         q, k, v = self.read(tokens, position)
         if mask is not None:
@@ -79,7 +84,7 @@ class LinearScan(nn.Module, ABC):
         slopes = torch.tensor(self.slopes(), dtype=torch.promote_types(torch.float32, q.dtype), device=q.device)
         memory, watch = None if state is None else state.memory, self.states if self.states.watched else None
         out, memory = linear_scan(Scan(q, k, v, slopes, memory, self.block, watch))
-        return self.write(out, tokens), ScanState(memory, position + tokens.shape[1])
+        return self.write(out, tokens), ScanState(memory, position + tokens.shape[1], name)
 
     def step(self, token: Tensor, state: ScanState | None = None) -> tuple[Tensor, ScanState]:
         """One token: (batch, dim) and the state before it -> (batch, dim) and the state behind it."""
@@ -99,10 +104,12 @@ class GatedState(NamedTuple):
     Attributes:
         memory: (batch, heads, states, channels), float32 or wider.
         before: the last inputs of its convolution, (batch, width - 1, channels); None without a convolution.
+        mixer: name of the class whose state it is.
     """
 
     memory: Tensor
-    before: Tensor | None = None
+    before: Tensor | None
+    mixer: str
 
 
 class GatedScanMixer(nn.Module, ABC):
@@ -116,6 +123,11 @@ class GatedScanMixer(nn.Module, ABC):
         super().__init__()
         self.gates = Signal("gates")
 
+    @property
+    def before(self) -> tuple[int, int] | None:
+        """Numbers of tokens and channels that a convolution keeps; None without a convolution."""
+        return None
+
     @abstractmethod
     def terms(self, tokens: Tensor, before: Tensor | None) -> tuple[Recurrence, Tensor | None]:
         """The recurrence of tokens (batch, tokens, dim) that follow `before`, and what comes before the next ones."""
@@ -126,14 +138,14 @@ class GatedScanMixer(nn.Module, ABC):
 
     def extend(self, tokens: Tensor, state: GatedState | None = None) -> tuple[Tensor, GatedState]:
         """The next tokens after `state`: their outputs, and the state after them."""
-        samples = None if state is None else state.memory.shape[0]
-        check_streamed(type(self).__name__, tokens, "(batch, tokens, dim)", samples)
-        made, before = self.terms(tokens, None if state is None else state.before)
+        name, before = type(self).__name__, self.before
+        check_streamed(name, tokens, "(batch, tokens, dim)", state, GatedState, memory=ANY_MEMORY, before=before)
+        made, last = self.terms(tokens, None if state is None else state.before)
         if self.gates.watched:
             made = made.discretised()
             made = replace(made, log_lambda=self.gates(made.Lambda).clamp(min=0).log().clamp(min=LEAST))
         out, memory = made.scan(None if state is None else state.memory)
-        return made.outputs(out), GatedState(memory, before)
+        return made.outputs(out), GatedState(memory, last, name)
 
     def step(self, token: Tensor, state: GatedState | None = None) -> tuple[Tensor, GatedState]:
         """One token: (batch, dim) and the state before it -> (batch, dim) and the state behind it."""

@@ -58,21 +58,18 @@ def lightning_attention(
     check_tensors(q=q, k=k, v=v)
     if not isinstance(slopes, Tensor):
         slopes = torch.tensor(slopes, dtype=torch.promote_types(torch.float32, q.dtype), device=q.device)
-    _check(q, k, v, slopes, state)
+    _check(q, k, v, slopes)
     check_positive(block=block)
     out, last = linear_scan(Scan(q, k, v, slopes, state, block), method)
     return (out, last) if return_state else out
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, state: Tensor | None) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> None:
     if q.dim() != 4 or k.shape != q.shape or v.dim() != 4 or v.shape[:3] != q.shape[:3]:
         shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in (("q", q), ("k", k), ("v", v)))
         raise UsageError(f"shapes are {shapes}; they must be (batch, heads, tokens, dim), with q as k.")
     if slopes.shape != q.shape[1:2]:
         raise UsageError(f"slopes are {tuple(slopes.shape)}; they must be ({q.shape[1]},), one for each head of q.")
-    needed = (*q.shape[:2], q.shape[3], v.shape[3])
-    if state is not None and tuple(state.shape) != needed:
-        raise UsageError(f"state is {tuple(state.shape)}; it must be {needed}, (batch, heads, dim, pose).")
     if {k.dtype, v.dtype} != {q.dtype}:
         raise UsageError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; they must have one type.")
     if not (torch.compiler.is_compiling() or transformed()) and not bool((slopes >= 0).all()):

@@ -78,6 +78,10 @@ class QuasiLSTM(GatedScanMixer):
         if self.alpha is not None:
             nn.init.ones_(self.alpha)
 
+    @property
+    def before(self) -> tuple[int, int]:
+        return WIDTH - 1, self.conv.in_channels
+
     def terms(self, tokens: Tensor, before: Tensor | None) -> tuple[Recurrence, Tensor | None]:
         gate, inputs = self.inner(tokens).chunk(2, -1)
         inputs = F.pad(inputs, (0, 0, WIDTH - 1, 0)) if before is None else torch.cat((before, inputs), 1)

@@ -105,8 +105,9 @@ class RotaryBlock(DecoderBlock):
         self, x: Tensor, state: KeyValueState | StaircaseCache | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, KeyValueState | StaircaseCache]:
         """The next tokens after `state`, and the keys and values of all tokens."""
-        samples = None if state is None or state.keys is None else state.keys.shape[0]
-        check_streamed(type(self).__name__, x, "(batch, tokens, dim)", samples)
+        size = (self.num_heads, None, self.proj.in_features // self.num_heads)
+        shapes = {} if getattr(state, "keys", None) is None else {"keys": size, "values": size}
+        check_streamed(type(self).__name__, x, "(batch, tokens, dim)", state, (KeyValueState, StaircaseCache), **shapes)
         position = 0 if state is None else state.position
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.num_heads, -1)).transpose(1, 3).unbind(2)
         if self.rotary:

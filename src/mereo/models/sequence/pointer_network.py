@@ -288,6 +288,8 @@ class PointerNetwork(Network):
         check_count(1, beam=beam)
         constraint = self.constraint if constraint is None else constraint
         check_choice("constraint", constraint, CONSTRAINTS)
+        if memory.hidden.shape[-1] != self.dim:
+            raise UsageError(f"memory has states of {memory.hidden.shape[-1]} numbers; this network's have {self.dim}.")
         count, choices = memory.present.shape
         steps = self.steps_per_point * (choices - 1) + 1
         state: State = tuple(each.repeat_interleave(beam, 0) for each in (memory.hidden, memory.cell))  # type: ignore[assignment]

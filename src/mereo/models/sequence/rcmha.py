@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mereo.errors import UsageError, check_count
+from mereo.mechanisms.attention import RelativeConvolutionalAttention
 from mereo.models.registry import register_model
 from mereo.models.sequence.causal_transformer import CausalTransformer
 
@@ -38,9 +39,14 @@ def read_segment(
     Reference: arXiv:1901.02860, section 3.2.
     """
     check_count(length=length)
+    if not all(isinstance(getattr(block, "mixer", None), RelativeConvolutionalAttention) for block in model.blocks):
+        raise UsageError(f"model is a {type(model).__name__} without rcmha in its blocks, which read a memory.")
     if model.sines:
         raise UsageError("sines is True, and positions in a segment are not known; read with sines=False.")
     model.check_tokens(tokens)
+    shapes = None if memory is None else [(*each.shape[::2], each.dim()) for each in memory]
+    if shapes not in (None, [(len(tokens), model.num_features, 3)] * len(model.blocks)):
+        raise UsageError("memory is of another network or batch; give what the same network returned, or None.")
     x, kept = model.embed(tokens), []
     for layer, block in enumerate(model.blocks):
         known = x if memory is None else torch.cat((memory[layer], x), 1)

@@ -280,8 +280,11 @@ class PowerLawGraphAttention(nn.Module):
         Args:
             visible: see the class; only for a first part.
         """
-        samples = None if state is None else len(state.keys)
-        check_streamed(type(self).__name__, tokens, "(batch, tokens, dim)", samples)
+        heads, size = self.num_heads, self.proj.in_features // self.num_heads
+        square = (heads, size, size) if self.graph == "learned" else None
+        shapes = {"keys": (heads, None, size), "values": (heads, None, size), "deduced": square}
+        shapes["gram"] = square if self.metric_scope == "prefix" else None
+        check_streamed(type(self).__name__, tokens, "(batch, tokens, dim)", state, GraphState, **shapes)
         if not tokens.shape[1]:
             raise UsageError(f"{type(self).__name__}: tokens are {tuple(tokens.shape)}; give at least one token.")
         q, k, v = self.read(tokens, 0 if state is None else state.keys.shape[2])

@@ -172,8 +172,10 @@ class RelativeConvolutionalAttention(nn.Module):
 
     def extend(self, tokens: Tensor, state: RelativeState | None = None) -> tuple[Tensor, RelativeState]:
         """The next tokens after `state`: their outputs, and the state after them."""
-        check_streamed(type(self).__name__, tokens, "(batch, tokens, dim)", None if state is None else len(state.keys))
-        kept = self._before
+        kept, dim = self._before, self.proj.in_features
+        size = (self.num_heads, None, dim // self.num_heads)
+        shapes = {"keys": size, "values": size, "last": (kept, dim)}
+        check_streamed(type(self).__name__, tokens, "(batch, tokens, dim)", state, RelativeState, **shapes)
         before = (tokens.new_zeros(tokens.shape[0], kept, tokens.shape[2]),) * 3 if state is None else state.last
         joined = [torch.cat(pair, 1) for pair in zip(before, self._read(tokens, tokens), strict=True)]
         q, k, v = map(self._heads, ("query", "key", "value"), joined)

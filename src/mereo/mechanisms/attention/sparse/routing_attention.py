@@ -305,7 +305,7 @@ class RoutingAttention(nn.Module):
         """The next token after `state`: (batch, dim) -> (batch, dim) and the state after it."""
         if not self.causal:
             raise UsageError("step needs causal=True; without it a token attends to those behind it as well.")
-        check_streamed(type(self).__name__, token, "(batch, dim)", None if state is None else state.apart.shape[0])
+        check_streamed(type(self).__name__, token, "(batch, dim)", state, RoutingState, **self._sizes())
         token = token.unsqueeze(1)
         state = self._start(token) if state is None else state
         parts, local, lists = [], state.local, (state.apart, state.keys, state.values, state.queries)
@@ -338,6 +338,17 @@ class RoutingAttention(nn.Module):
         apart = torch.full(shape, torch.inf, dtype=wide, device=token.device)
         members_of = token.new_zeros(*shape, size)
         return RoutingState(0, (none, none), apart, members_of, members_of, apart)
+
+    def _sizes(self) -> dict[str, tuple[int | None, ...]]:
+        """Sizes of the tensors of a state behind the batch."""
+        size = self.proj.in_features // (self.heads_local + self.heads_routed)
+        clusters = self.clusters.centroids.shape[1] if self.heads_routed else 0
+        places = (self.heads_routed, clusters, self.window)
+        members = (*places, size)
+        return {
+            "local": (self.heads_local, None, size), "apart": places, "keys": members, "values": members,
+            "queries": places,
+        }  # fmt: skip
 
     def _step_local(self, token: Tensor, state: RoutingState) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         q, k, v = self._local(token)
