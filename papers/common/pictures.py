@@ -1,6 +1,6 @@
-"""Pictures that several experiments draw: curves in one panel, and rows of images."""
+"""Pictures that several experiments draw: curves and runs in one panel, and rows of images."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,13 @@ def draw_curves(
     axes.grid(alpha=0.3)
     axes.legend(**{"frameon": False, **(legend or {})})
     save_figure(figure, path)
+
+
+def draw_runs(runs: Mapping[str, Sequence[float]], across: str, up: str, path: Path) -> None:
+    """A figure of the runs of each name, a point for each seed; other arguments as for `draw_curves`."""
+    seeds = {f"seed {seed}": seed for seed in range(min(map(len, runs.values())))}
+    curves = {label: {name: values[seed] for name, values in runs.items()} for label, seed in seeds.items()}
+    draw_curves(curves, across, up, path, style=dict.fromkeys(seeds, {"linestyle": "none"}))
 
 
 def draw_rows(

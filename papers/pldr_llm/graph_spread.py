@@ -1,7 +1,8 @@
 """Power law graph attention on text: learned, fixed and no matrices G, and how much G depends on the prompt.
 
-In one pass over a window, a G of all tokens depends on the tokens to be predicted. The networks are therefore compared
-on second halves of windows, with G made of the first half alone, as it is when text is generated.
+In one pass over a window, a G of all tokens depends on the tokens to be predicted; how much is measured by another last
+byte. The networks are therefore compared on second halves of windows, with G made of the first half alone, as it is
+when text is generated.
 """
 
 import copy
@@ -13,12 +14,13 @@ import torch
 from torch import Tensor
 
 from mereo.data import TokenWindows
-from mereo.mechanisms.attention.dense.power_law_graph import Deduced
+from mereo.mechanisms.attention.dense.power_law_graph import SCOPES, Deduced
 from mereo.models import create_model
 from mereo.models.sequence import PLDRLLM
 from mereo.tasks.language import LanguageObjective, inputs_and_targets, token_losses
 from papers.common.fitting import batches, fit
 from papers.common.measures import span
+from papers.common.pictures import draw_curves, draw_runs
 from papers.common.settings import Settings
 
 ALL = "all"
@@ -35,6 +37,7 @@ RATE, WARMUP, SECOND_MOMENT = 3e-3, 0.1, 0.95
 WINDOWS, TESTED, PROMPTS = 16_000, 512, 64
 """Windows to train on, an epoch by default, and to test on; prompts over which G is compared."""
 CPU = torch.device("cpu")
+BITS, LEAK = "bits.png", "leak.png"
 
 
 def make(name: str, seed: int) -> PLDRLLM:
@@ -89,6 +92,17 @@ def spread(model: PLDRLLM, prompts: Tensor) -> dict[str, dict[str, float]]:
     return rows
 
 
+@torch.inference_mode()
+def leak(model: PLDRLLM, prompts: Tensor) -> Tensor:
+    """How far another last token moves the scores of each position before it, in float64.
+
+    Shapes: prompts int64 (prompts, tokens) -> (prompts, tokens - 1), the largest of the scores of a position.
+    """
+    model, others = copy.deepcopy(model).double().eval(), prompts.clone()
+    others[:, -1] = (others[:, -1] + 1) % model.embedding.num_embeddings
+    return (model(others) - model(prompts))[:, :-1].abs().amax(-1)
+
+
 def _train(name: str, train: TokenWindows, settings: Settings, seed: int) -> PLDRLLM:
     model = make(name, seed)
     objective = LanguageObjective(model.train())
@@ -101,7 +115,7 @@ def _train(name: str, train: TokenWindows, settings: Settings, seed: int) -> PLD
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Tables of bits per byte, and of the spread of the deductive outputs before and after training."""
+    """Tables of bits per byte, of the leak, and of the spread of the deductive outputs before and after training."""
     data = str(settings.data)
     train, whole = settings.windows(CONTEXT, WINDOWS)
     tested = min(settings.images or TESTED, len(whole) - 1)
@@ -109,7 +123,8 @@ def run(settings: Settings) -> dict[str, Any]:
     count = min(PROMPTS, len(whole) - 1)
     prompts = whole.batch(torch.arange(count) * ((len(whole) - 1) // count)).tokens
     assert prompts is not None
-    rows, spreads = [], []
+    leaks = {scope: leak(make(scope, 0), prompts[:, :-1]) for scope in SCOPES}
+    rows, spreads, kept = [], [], dict[str, list[float]]()
     for name in settings.chosen(VARIANTS):
         runs = []
         for seed in range(settings.seeds):
@@ -124,7 +139,7 @@ def run(settings: Settings) -> dict[str, Any]:
                     for when, figures in (("before training", before), ("after", after))
                 ]
                 untrained = second_half(start, test)["apart"]
-        bits = [each["kept"] for each in runs]
+        bits = kept[name] = [each["kept"] for each in runs]
         rows.append(
             {
                 "G": name,
@@ -137,10 +152,24 @@ def run(settings: Settings) -> dict[str, Any]:
         settings.say(f"{name}: {statistics.mean(bits):.3f} bits per byte")
     tables = {
         f"Second halves of {tested} windows of {CONTEXT} bytes of {data}, {len(train):,} windows of training,"
-        f" {settings.seeds} seeds": rows
+        f" {settings.seeds} seeds": rows,
+        f"Scores of earlier positions with another last byte, {count} prompts of {CONTEXT} bytes, before training": [
+            {
+                "scope": scope,
+                "largest change": found.max().item(),
+                "mean change": found.mean().item(),
+                "positions that change": int((found > 0).any(0).sum()),
+            }
+            for scope, found in leaks.items()
+        ],
     }
     notes = [f"AdamW at {RATE:g}. One pass: G of all tokens depends on the tokens to be predicted."]
     if spreads:
         tables[f"Deductive outputs of {count} prompts of {CONTEXT} bytes, G of all tokens, seed 0"] = spreads
         notes.append(f"Before training, the scores of the two ways are {untrained:.3g} apart.")
-    return {"tables": tables, "notes": notes, "pictures": [], "data": data}
+    draw_runs(kept, "G", "bits per byte, G kept", settings.folder / BITS)
+    draw_curves(
+        {scope: dict(enumerate(found.mean(0).tolist())) for scope, found in leaks.items()}, "position",
+        "mean change by another last byte", settings.folder / LEAK, marker=".",
+    )  # fmt: skip
+    return {"tables": tables, "notes": notes, "pictures": [BITS, LEAK], "data": data}

@@ -23,6 +23,7 @@ from mereo.tasks import Language
 from mereo.tasks.language import LanguageObjective, inputs_and_targets, token_losses
 from papers.common.fitting import fit
 from papers.common.measures import span
+from papers.common.pictures import draw_runs
 from papers.common.settings import Settings
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -35,6 +36,7 @@ CONTEXT, DEPTH, BATCH, RATE = 128, 2, 16, 3e-3
 WINDOWS, TESTED = 9600, 512
 """Windows to train on, an epoch by default, and to test on."""
 MIB = 2**20
+PICTURE = "bits.png"
 
 
 def make(name: str, seed: int) -> CausalTransformer:
@@ -88,7 +90,7 @@ def _train(name: str, train: TokenWindows, test: TokenWindows, settings: Setting
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Tables of bits per byte and accuracy, of differences seed by seed, and of memory."""
+    """Tables of bits per byte and accuracy, of differences seed by seed, and of memory; a picture of the bits."""
     data, (train, whole) = str(settings.data), settings.windows(CONTEXT, WINDOWS)
     test = TokenWindows(whole.stream[: (settings.images or TESTED) * CONTEXT], CONTEXT)
     windows = min(settings.batch_size or BATCH, len(train))
@@ -100,21 +102,22 @@ def run(settings: Settings) -> dict[str, Any]:
         return [run[figure] for run in runs[name] if figure in run]
 
     rows: list[dict[str, Any]] = []
-    last = of("RCMHA", "bits_per_byte")
+    bits = {name: of(name, "bits_per_byte") for name in VARIANTS}
     for name in VARIANTS:
-        bits, again = of(name, "bits_per_byte"), of(name, "with memory")
-        behind = [own - other for own, other in zip(bits, last, strict=True)]
+        again = of(name, "with memory")
+        behind = [own - other for own, other in zip(bits[name], bits["RCMHA"], strict=True)]
         rows.append(
             {
                 "attention": name,
                 "parameters": sum(p.numel() for p in make(name, 0).parameters()),
-                **span("bits per byte", bits),
+                **span("bits per byte", bits[name]),
                 "above RCMHA, least": min(behind),
                 "above RCMHA, most": max(behind),
                 "accuracy %": 100 * statistics.mean(of(name, "accuracy")),
                 "bits per byte with memory": statistics.mean(again) if again else None,
             }
         )
+    draw_runs(bits, "attention", "bits per byte", settings.folder / PICTURE)
     ranked = sorted(rows, key=lambda row: row["bits per byte"])
     sizes = [{"attention": name, "stored MiB": stored, "peak MiB": peak} for name, (stored, peak) in memory.items()]
     seen = len(train) * CONTEXT * (settings.epochs or 1)
@@ -128,6 +131,6 @@ def run(settings: Settings) -> dict[str, Any]:
             f"{DEPTH} layers, Adam at {RATE:g}, each window read by itself; with memory, half windows with the half"
             " before as memory. Stored: what the forward pass keeps for the backward pass.",
         ],
-        "pictures": [],
+        "pictures": [PICTURE],
         "data": data,
     }
