@@ -44,9 +44,9 @@ def draw_curves(
 
 def draw_runs(runs: Mapping[str, Sequence[float]], across: str, up: str, path: Path) -> None:
     """A figure of the runs of each name, a point for each seed; other arguments as for `draw_curves`."""
-    seeds = {f"seed {seed}": seed for seed in range(min(map(len, runs.values())))}
-    curves = {label: {name: values[seed] for name, values in runs.items()} for label, seed in seeds.items()}
-    draw_curves(curves, across, up, path, style=dict.fromkeys(seeds, {"linestyle": "none"}))
+    seeds = range(min(map(len, runs.values())))
+    curves = {f"seed {seed}": {name: values[seed] for name, values in runs.items()} for seed in seeds}
+    draw_curves(curves, across, up, path, style={label: {"linestyle": "none"} for label in curves})
 
 
 def draw_rows(

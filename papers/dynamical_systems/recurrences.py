@@ -6,7 +6,7 @@ larger weights it gives a value of the sequence at random for longer. Only place
 """
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from mereo.mechanisms.attention import MultiHeadAttention
 from mereo.mechanisms.scan import RGLRU, S6, SSD, Aaren, LightningAttention, NormalisedAttention, QuasiLSTM
 from mereo.models.sequence_model import SequenceModel
 from mereo.models.weights import load_tensors, save_tensors
+from mereo.pictures import new_figure, save_figure
 from mereo.runtime.device import choose_device
 from mereo.tasks import Recall
 from papers.common.fitting import batches, fit
@@ -39,7 +40,7 @@ WEIGHT_DECAY, SECOND_MOMENT, WARMUP_EPOCHS = 0.1, 0.98, 0.16
 SEQUENCES, EPOCHS, BATCH, TESTED = 20000, 10, 32, 1000
 SHOWN, DEGREE = 4, 8
 """State size of the mixers whose kernels are drawn, and degree of the features of softmax attention."""
-PICTURE = "kernels.png"
+PICTURE, ACCURACY = "kernels.png", "accuracy.png"
 
 Mixers = dict[str, Callable[[int], nn.Module]]
 
@@ -174,7 +175,7 @@ class Recalls:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """A table for each length, and the kernels of the first layers on one sequence of the first length."""
+    """A table and a panel for each length, and the kernels of the first layers on one sequence of the first length."""
     lengths = {str(length): length for length in PAIRS}
     for each in settings.variants:
         check_choice("variants", each, [*GROUPS, *lengths])
@@ -182,18 +183,21 @@ def run(settings: Settings) -> dict[str, Any]:
     groups = [each for each in settings.variants if each in GROUPS] or list(GROUPS)
     kernels = dict[str, Recurrence]()
     tables: dict[str, list[dict[str, Any]]] = {}
+    panels: dict[int, dict[str, dict[int, float]]] = {}
     for length in chosen:
+        panels[length] = {}
         recalls = Recalls(length, settings)
         title = f"Accuracy in %, {PAIRS[length]} queries in {length} tokens, {len(recalls.train):,} sequences"
         rows = tables[title] = []
         for group in groups:
             for name in GROUPS[group]:
                 sizes = STATES[:1] if group == "fixed" else STATES
-                row = dict.fromkeys(f"n = {n}" for n in STATES) | {f"n = {n}": recalls.accuracy(name, n) for n in sizes}
-                rows.append({"mixer": name, **row})
+                found = panels[length][name] = {n: recalls.accuracy(name, n) for n in sizes}
+                rows.append({"mixer": name, **{f"n = {n}": found.get(n) for n in STATES}})
                 if length == chosen[0]:
                     shown = recalls.network(name, sizes[0] if group == "fixed" else SHOWN)
                     kernels[name] = _first_layer(shown, recalls.test.tokens[:1])
+    draw_accuracy(panels, settings.folder / ACCURACY)
     draw_kernels(kernels, settings.folder / PICTURE)
     errors = [{"mixer": name, "error": made.error} for name, made in kernels.items()]
     return {
@@ -202,8 +206,33 @@ def run(settings: Settings) -> dict[str, Any]:
             "A value taken from the sequence at random is right once in as many draws as there are pairs.",
             f"The states of the last mixers do not depend on n; softmax attention by features of degree {DEGREE}.",
         ],
-        "pictures": [PICTURE],
+        "pictures": [ACCURACY, PICTURE],
     }
+
+
+def draw_accuracy(panels: Mapping[int, Mapping[str, Mapping[int, float]]], path: Path) -> None:
+    """A panel for each length with a line for each mixer over n, dashed for mixers whose states do not depend on it.
+
+    Args:
+        panels: length -> mixer -> n -> accuracy in per cent.
+        path: of the PNG.
+    """
+    figure = new_figure(3.6 * len(panels) + 2.8, 3.6)
+    shown = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for axes, (length, mixers) in zip(shown, panels.items(), strict=True):
+        for name, values in mixers.items():
+            fixed = name in GROUPS["fixed"]
+            color = f"C{[*(GROUPS['fixed'] if fixed else MIXERS)].index(name)}"
+            line = dict.fromkeys(STATES, *values.values()) if fixed else values
+            axes.plot([*line], [*line.values()], "--" if fixed else "o-", color=color, label=name)
+        axes.axhline(100 / PAIRS[length], color="0.6", linewidth=1, linestyle=":", label="a value at random")
+        axes.set(title=f"{length} tokens, {PAIRS[length]} pairs", xlabel="n", xscale="log", ylim=(0, 104))
+        axes.set_xticks(STATES, [str(n) for n in STATES], minor=False)
+        axes.set_xticks([], minor=True)
+        axes.grid(alpha=0.3)
+    shown[0].set_ylabel("accuracy in %")
+    shown[-1].legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
+    save_figure(figure, path)
 
 
 @torch.inference_mode()
