@@ -1,6 +1,7 @@
 """Mixers as one recurrence: worked numbers, the gauge, Taylor features of softmax, kernels, models and bad input."""
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -9,10 +10,12 @@ import torch
 from torch import nn
 
 import mereo
+from mereo.core import Causal, Coupling
 from mereo.core.recurrence import Recurrence, normalised, softmax_recurrence, taylor_features
 from mereo.errors import UsageError
 from mereo.mechanisms.attention import MultiHeadAttention
 from mereo.mechanisms.scan import SSD, NormalisedAttention
+from mereo.models.sequence.causal_transformer import RotaryBlock
 
 
 def column(*values: float) -> torch.Tensor:
@@ -92,6 +95,41 @@ def test_softmax_attention_by_more_and_more_features() -> None:
     kernel = of(attention, tokens, degree=8).kernel()
     torch.testing.assert_close(kernel.sum(-1), torch.ones_like(kernel[..., 0]), rtol=0, atol=1e-5)
     assert (kernel.triu(1) == 0).all() and (kernel.diagonal(dim1=-2, dim2=-1) > 0).all()
+
+
+def test_the_softmax_attention_of_a_decoder_has_a_recurrence() -> None:
+    torch.manual_seed(0)
+    block = RotaryBlock(8, 2, 12, dropout=0.5)
+    with torch.no_grad():
+        block.qkv.weight.normal_(std=0.3)
+    tokens = torch.randn(2, 10, 8)
+    errors = [of(block.train(), tokens, degree=degree).error for degree in (2, 4, 6, 8)]
+    assert all(later < earlier / 2 for earlier, later in itertools.pairwise(errors)) and errors[-1] < 1e-4, errors
+    made = of(block, tokens)
+    torch.testing.assert_close(made.run(), block.eval()(tokens), rtol=0, atol=1e-4)
+    # The shares are the couplings of queries and keys that are turned.
+    with mereo.record(block) as trace:
+        block(tokens)
+    torch.testing.assert_close(made.kernel().float(), trace["coupling"], rtol=0, atol=1e-4)
+    block.rotary = False
+    assert (of(block, tokens).kernel() - made.kernel()).abs().max() > 1e-3
+
+
+def test_a_decoder_gives_the_recurrence_of_every_block() -> None:
+    arguments = {"dim": 12, "depth": 2, "num_heads": 3, "vocab_size": 11}
+    model, tokens = mereo.create_model("causal_transformer_tiny", **arguments), torch.randint(11, (2, 7))
+    found = mereo.recurrence(model.train(), tokens)
+    assert isinstance(found, dict) and list(found) == ["blocks.0", "blocks.1"] and model.training
+    assert all(made.error is not None and made.error < 1e-5 for made in found.values())
+    with pytest.raises(UsageError, match="features of 16 channels; give at most 4"):
+        mereo.recurrence(mereo.create_model("causal_transformer_tiny"), tokens)
+    biased = mereo.create_model("causal_transformer_tiny", **arguments, positions={"distance": "harmonic"})
+    with pytest.raises(UsageError, match="distance is 'harmonic'"):
+        mereo.recurrence(biased, tokens)
+    other = RotaryBlock(8, 2, 12)
+    other.coupling = Coupling("receivers", topology=Causal())
+    with pytest.raises(UsageError, match="causal softmax"):
+        other.recurrence(torch.randn(1, 3, 8))
 
 
 def test_the_recurrences_of_a_network_by_name() -> None:

@@ -128,9 +128,10 @@ def taylor_features(x: Tensor, degree: int) -> Tensor:
     check_positive(degree=degree)
     dim = x.shape[-1]
     if (count := math.comb(dim + degree, degree)) > MOST_FEATURES:
+        most = next(lower for lower in range(degree - 1, -1, -1) if math.comb(dim + lower, lower) <= MOST_FEATURES)
         raise UsageError(
-            f"degree is {degree}, which makes {count:,} features of {dim} channels; give a lower one, for at most"
-            f" {MOST_FEATURES:,}."
+            f"degree is {degree}, which makes {count:,} features of {dim} channels; give at most {most}, for at most"
+            f" {MOST_FEATURES:,} features."
         )
     powers = torch.stack([x**p / math.factorial(p) ** 0.5 for p in range(degree + 1)], -2)  # (..., degree + 1, dim)
     chosen = [c for p in range(degree + 1) for c in combinations_with_replacement(range(dim), p)]
@@ -166,7 +167,8 @@ def recurrence(
     h_i = Lambda_i h_(i-1) + B_i u_i,   y_i = C_i h_i + D_i u_i
 
     Args:
-        model: a mechanism that promises "recurrence", causal `MultiHeadAttention`, or a network with some of them.
+        model: a mechanism that promises "recurrence", causal `MultiHeadAttention`, a block of `causal_transformer` with
+            softmax attention and without biases by distance, or a network with some of them.
         inputs: of the model.
         degree: of the Taylor features of softmax attention, whose recurrence is an approximation.
 

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from mereo.core import Causal, Coupling
 from mereo.core.inputs import check_streamed
 from mereo.core.kernels.attention import attend
+from mereo.core.modes import modes_kept
+from mereo.core.recurrence import DEGREE, Recurrence, softmax_recurrence
 from mereo.core.rotary import rotate
 from mereo.errors import UsageError, check_choice, check_not_negative, check_positive, check_probability
 from mereo.layers import DecoderBlock, SimpleRMSNorm, StaircaseCache, distance_bias
@@ -101,6 +103,32 @@ class RotaryBlock(DecoderBlock):
             nn.init.normal_(layer.weight, std=0.02)
         self.coupling = Coupling("senders", dropout=dropout, topology=Causal())
 
+    def _read(self, x: Tensor, position: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values: (batch, tokens, dim) -> (batch, heads, tokens, channels) each."""
+        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.num_heads, -1)).transpose(1, 3).unbind(2)
+        return (rotate(q, position), rotate(k, position), v) if self.rotary else (q, k, v)
+
+    def _written(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """The output of the block: tokens and (batch, heads, tokens, channels) -> (batch, tokens, dim)."""
+        return self.add(x, self.proj(mixed.transpose(1, 2).flatten(2)))
+
+    def recurrence(self, x: Tensor, degree: int = DEGREE) -> Recurrence:
+        """The attention by the Taylor polynomial of its softmax, with the block's outputs: see `mereo.recurrence`."""
+        if self.distance is not None:
+            raise UsageError(
+                f"distance is {self.distance!r}; a recurrence has no biases by distance, give a block without them."
+            )
+        if not (self.coupling.is_plain_softmax and isinstance(self.coupling.topology, Causal)):
+            raise UsageError(
+                f"the coupling is {self.coupling}; only that of causal softmax attention has a recurrence."
+            )
+
+        def finish(mixed: Tensor) -> Tensor:
+            with modes_kept(self):
+                return self.eval()._written(x, mixed)  # without dropout
+
+        return softmax_recurrence(*self._read(x), degree, finish)
+
     def extend(
         self, x: Tensor, state: KeyValueState | StaircaseCache | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, KeyValueState | StaircaseCache]:
@@ -109,9 +137,7 @@ class RotaryBlock(DecoderBlock):
         shapes = {} if getattr(state, "keys", None) is None else {"keys": size, "values": size}
         check_streamed(type(self).__name__, x, "(batch, tokens, dim)", state, (KeyValueState, StaircaseCache), **shapes)
         position = 0 if state is None else state.position
-        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.num_heads, -1)).transpose(1, 3).unbind(2)
-        if self.rotary:
-            q, k = rotate(q, position), rotate(k, position)
+        q, k, v = self._read(x, position)
         after: KeyValueState | StaircaseCache
         k, v, after = (k, v, KeyValueState(k, v)) if state is None else state.join(k, v)
         senders = None if mask is None else mask[:, None, None, :]
@@ -119,7 +145,7 @@ class RotaryBlock(DecoderBlock):
         if self.distance is not None:
             bias = distance_bias(q.new_tensor(self.slopes), self.distance, q.shape[2], k.shape[2])
         mixed = attend(q, k, v, self.coupling, mask=senders, bias=bias)
-        return self.add(x, self.proj(mixed.transpose(1, 2).flatten(2))), after
+        return self._written(x, mixed), after
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return self.extend(x, None, mask)[0]
