@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mereo.data import Augmentation, load_splits
 from mereo.data.questions.files import read_questions
-from mereo.data.questions.programs import LEAVES, ONE, OTHER, ROOTS, Split
+from mereo.data.questions.programs import DRAWN, LEAVES, ONE, OTHER, ROOTS, Split
 from mereo.data.questions.scenes import Questions, generate, scene_for
 from mereo.data.questions.words import draw_scenes, in_words, read_question
 from mereo.data.questions.world import (
@@ -21,6 +21,7 @@ from mereo.data.questions.world import (
     GET_COLOUR,
     GET_SHAPE,
     OPERATORS,
+    PRODUCT_EVEN,
     SHAPES,
     SWITCH,
     decode_rules,
@@ -302,6 +303,15 @@ def test_training_scenes_are_drawn_anew_and_held_out_scenes_stay() -> None:
     assert torch.equal(part.rows, one.test.batch(torch.tensor([3, 1])).rows)
     with pytest.raises(UsageError, match=r"augment has flip"):
         one.test.batch(indices, augmentation=Augmentation.parse(["flip"]), generator=torch.Generator())
+
+
+def test_places_are_drawn_with_the_scene_without_location() -> None:
+    fixed, drawn = (load_splits(f"gcog:programs=500,location={each}", length=1).train for each in ("true", "false"))
+    assert fixed.describe() != drawn.describe() and bool((drawn.programs.cells == DRAWN).all())
+    assert bool((fixed.programs.cells[:, 0, 0] >= 0).all())
+    batch = drawn.batch(torch.arange(4000))
+    products = split_rows(batch.rows)[0][:, 0, 0] == PRODUCT_EVEN
+    assert (batch.labels[products] == 0).double().mean().item() == pytest.approx(0.5, abs=0.08)
 
 
 def test_options_change_the_splits() -> None:

@@ -26,15 +26,17 @@ def configure(
     depth: int = 5,
     strict: bool = False,
     well_posed: bool = False,
+    location: bool = True,
 ) -> dict[str, Any]:
     """Options: split ("distractor", "systematic", "systematic_trees" or "productive"), number of training programs of
     each of 8 operators (5000), number of colours and of shapes in programs (10), distractors of test scenes of
     "distractor" (40), depth of test trees of "productive" (5), strict (no kind of object of an operator on both sides
-    of "systematic"), well_posed (no selection matches two objects)."""
+    of "systematic"), well_posed (no selection matches two objects), location (the places of objects belong to the
+    program; if false, they are drawn with the scene, such that half of all sums and products are true)."""
     from mereo.data.questions.programs import Split
 
     check_count(1, programs=programs)
-    made = Split(split, features, distractors, depth, strict, well_posed)
+    made = Split(split, features, distractors, depth, strict, well_posed, location)
     splits = {"train": OPERATORS * programs, "validation": HELD_OUT, "test": HELD_OUT}
     if split == "systematic":
         most = OPERATORS * 100 * len(made.kinds()[0])
