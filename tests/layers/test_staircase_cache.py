@@ -202,6 +202,26 @@ def test_decoding_with_fewer_bits_drifts_little_and_a_sequence_alone_is_the_same
     assert errors[1] < 0.1 * errors[3] and not math.isclose(errors[2], errors[3])
 
 
+@pytest.mark.parametrize("name", ["append", "join"])
+def test_keys_and_values_that_do_not_fit_are_refused(name: str) -> None:
+    cache, (keys, values) = StaircaseCache(block=4, group=4), tokens_of(10)
+    filled = cache.append(keys, values)
+    for given, error in (
+        ((keys, values[:, :, :5]), r"keys are \(2, 2, 10, 4\) and values \(2, 2, 5, 4\)"),
+        ((keys, values[..., :2]), r"values \(2, 2, 10, 2\)"),
+        ((keys[0], values[0]), r"must be \(batch, heads, tokens, dim\)"),
+        ((keys.long(), values), "keys is torch.int64"),
+        ((keys, values.long()), "values is torch.int64"),
+    ):
+        for each in (cache, filled):
+            with pytest.raises(UsageError, match=error):
+                getattr(each, name)(*given)
+    for other in (tokens_of(1, batch=3), tokens_of(1, heads=4), tokens_of(1, dim=8)):
+        with pytest.raises(UsageError, match="the cache has 2 samples, 2 heads and dim 4"):
+            getattr(filled, name)(*other)
+        assert getattr(cache, name)(*other)
+
+
 def test_wrong_arguments() -> None:
     for bits in ((16,), (8, 4), (16, 4, 8), (16, 12), (16, 0)):
         with pytest.raises(UsageError, match="bits are"):

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mereo.core.inputs import check_tensors
 from mereo.core.squash import accumulation_type
 from mereo.errors import UsageError, check_count
 
@@ -162,11 +163,30 @@ class StaircaseCache:
             arriving = level
         return tuple(levels)
 
+    def _check(self, keys: Tensor, values: Tensor) -> None:
+        """UsageError unless keys and values are of the same tokens, and fit those that are there."""
+        check_tensors(keys=keys, values=values)
+        if keys.dim() != 4 or keys.shape != values.shape:
+            raise UsageError(
+                f"keys are {tuple(keys.shape)} and values {tuple(values.shape)}; both must be (batch, heads, tokens,"
+                " dim), of the same sizes."
+            )
+        if self.keys is not None and (*keys.shape[:2], keys.shape[3]) != (*self.keys.shape[:2], self.keys.shape[3]):
+            batch, heads, _, dim = self.keys.shape
+            raise UsageError(
+                f"keys are {tuple(keys.shape)}, and the cache has {batch} samples, {heads} heads and dim {dim}; give the"
+                " same, or start another cache."
+            )
+
     def append(self, keys: Tensor, values: Tensor) -> Self:
         """This cache with more tokens.
 
-        Shapes: keys and values (batch, heads, tokens, dim) each.
+        Shapes: keys and values (batch, heads, tokens, dim) each, of floating point.
+
+        Raises:
+            UsageError: for other shapes and types, and sizes other than those of the tokens before.
         """
+        self._check(keys, values)
         if self.keys is not None and self.values is not None:
             keys, values = torch.cat((self.keys, keys), 2), torch.cat((self.values, values), 2)
         after = replace(self, keys=keys, values=values)
@@ -188,10 +208,11 @@ class StaircaseCache:
 
     def join(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Self]:
         """All keys and values with some new ones, which are exact, and the cache after them."""
+        after = self.append(keys, values)
         if self.keys is None:
-            return keys, values, self.append(keys, values)
+            return keys, values, after
         old_keys, old_values = self.read()
-        return torch.cat((old_keys, keys), 2), torch.cat((old_values, values), 2), self.append(keys, values)
+        return torch.cat((old_keys, keys), 2), torch.cat((old_values, values), 2), after
 
     @property
     def block_bits(self) -> list[int]:
