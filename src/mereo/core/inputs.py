@@ -47,6 +47,13 @@ def check_tensors(**tensors: Tensor) -> None:
             raise UsageError(f"{name} is {value.dtype}; {CONVERT}.")
 
 
+def check_finite(**tensors: Tensor) -> None:
+    """UsageError for tensors with infinite values or NaN."""
+    for name, x in tensors.items():
+        if not x.isfinite().all():
+            raise UsageError(f"{name} has values that are infinite or NaN; they must be finite.")
+
+
 def _mismatch(module: nn.Module, named: dict[str, Any]) -> str:
     """What is wrong between the inputs and the weights, once an operation has failed."""
     like = next((p for p in module.parameters() if p.is_floating_point()), None)

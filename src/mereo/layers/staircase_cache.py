@@ -174,8 +174,8 @@ class StaircaseCache:
         if self.keys is not None and (*keys.shape[:2], keys.shape[3]) != (*self.keys.shape[:2], self.keys.shape[3]):
             batch, heads, _, dim = self.keys.shape
             raise UsageError(
-                f"keys are {tuple(keys.shape)}, and the cache has {batch} samples, {heads} heads and dim {dim}; give the"
-                " same, or start another cache."
+                f"keys are {tuple(keys.shape)}, and the cache has {batch} samples, {heads} heads and dim {dim};"
+                " give the same, or start another cache."
             )
 
     def append(self, keys: Tensor, values: Tensor) -> Self:

@@ -6,18 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mereo.core.inputs import check_finite
 from mereo.core.squash import accumulation_type
 from mereo.errors import UsageError
 from mereo.generative.inversion.free import FreeParents, gram
 from mereo.generative.inversion.problem import Children, Mixture
 from mereo.generative.inversion.sphere import SphereParents
-
-
-def check_finite(**tensors: Tensor) -> None:
-    """UsageError for tensors with infinite values or NaN."""
-    for name, x in tensors.items():
-        if not x.isfinite().all():
-            raise UsageError(f"{name} has values that are infinite or NaN; they must be finite.")
 
 
 def read_owner(owner: Tensor | None, n: int, like: Tensor) -> tuple[Tensor | None, int]:

@@ -276,5 +276,32 @@ def test_wrong_arguments() -> None:
         kernel_ridge(torch.zeros(2, 3), torch.zeros(2), 1.0)
     with pytest.raises(UsageError, match="inputs"):
         random_feature_kernel(query, keys, query[:, :2], keys[..., :2])
+    for given in (
+        (query[:0], keys[:0], query, keys), (query, keys, query[:0], keys[:0]), (query, keys[:, :0], query, keys),
+        (query, keys, query, keys[:, :0]), (query[:1], keys, query, keys), (query, keys, query, keys[:1]),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match="at least one sample and one key"):
+            random_feature_kernel(*given)
     with pytest.raises(UsageError, match="keys"):
         layer(query, keys[0])
+
+
+def test_samples_that_cannot_be_fitted_are_refused() -> None:
+    layer, (query, keys) = layer_of(3, 4, trained=False), on_sphere(4, 5, 3)
+    targets, before = torch.randn(4, dtype=torch.float64), layer.values.clone()
+    bad = [x.clone() for x in (query, keys, targets)]
+    for x in bad:
+        x.flatten()[2] = math.nan
+    with pytest.raises(UsageError, match="targets are of no sample"):
+        layer.fit(query[:0], keys[:0], targets=targets[:0])
+    for given, wrong, error in (
+        ((bad[0], keys), targets, "query"),
+        ((query, bad[1]), targets, "keys"),
+        ((query, keys), bad[2], "targets"),
+        ((1e200 * query, 1e200 * keys), targets, "gram"),
+    ):
+        with pytest.raises(UsageError, match=f"{error} has values that are infinite or NaN"):
+            layer.fit(*given, targets=wrong)
+    assert torch.equal(layer.values, before)
+    with pytest.raises(UsageError, match="at least one sample"):
+        kernel_ridge(targets[:0].view(0, 0), targets[:0], 1.0)

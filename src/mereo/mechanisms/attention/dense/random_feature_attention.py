@@ -52,11 +52,19 @@ def random_feature_kernel(query: Tensor, keys: Tensor, other_query: Tensor, othe
 
     Shapes: query (n, dim), keys (n, N, dim), other_query (m, dim), other_keys (m, N', dim) -> (n, m).
 
+    Raises:
+        UsageError: for other shapes, no samples and no keys.
+
     Reference: arXiv:2307.11353; the expectation is `rectified_product`. With inputs of length 1 the deviations are 1.
     """
-    if query.shape[1:] != other_query.shape[1:] or keys.dim() != 3 or other_keys.dim() != 3:
-        shapes = ", ".join(str(tuple(x.shape)) for x in (query, keys, other_query, other_keys))
-        raise UsageError(f"the inputs are {shapes}; they must be (n, dim), (n, N, dim), (m, dim), (m, N', dim).")
+    sizes = [tuple(x.shape) for x in (query, keys, other_query, other_keys)]
+    n, m, dim = len(query), len(other_query), query.shape[-1]
+    counts = (n, *sizes[1][1:2], m, *sizes[3][1:2])
+    if sizes != [(n, dim), (*counts[:2], dim), (m, dim), (*counts[2:], dim)] or 0 in counts:
+        raise UsageError(
+            f"the inputs are {', '.join(map(str, sizes))}; they must be (n, dim), (n, N, dim), (m, dim), (m, N', dim),"
+            " with at least one sample and one key each."
+        )
     there0, there = with_one(other_query), with_one(other_keys)
     far = (there0.square().sum(-1, keepdim=True) * there.square().sum(-1)).sqrt()
     rows = max(LARGEST // (keys.shape[1] * far.numel()), 1)

@@ -4,12 +4,14 @@ Source: Fu, Guo, Bai, Mei 2023, arXiv:2307.11353.
 Cost of a fit to n samples of F features: 2 n^2 F FLOPs for their products and n^3 / 3 for the solution.
 """
 
+import inspect
 from abc import abstractmethod
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
+from mereo.core.inputs import check_finite
 from mereo.core.recompute import recomputed
 from mereo.errors import UsageError, check_not_negative, check_positive
 
@@ -31,17 +33,18 @@ def kernel_ridge(gram: Tensor, targets: Tensor, penalty: float) -> tuple[Tensor,
     Shapes: gram (n, n), targets (n,) or (n, outputs) -> a of the shape of targets, b () or (outputs,).
 
     Raises:
-        UsageError: for shapes that do not fit, or a penalty below 0.
+        UsageError: for shapes that do not fit, no samples, numbers that are NaN or infinite, or a penalty below 0.
 
     Reference: arXiv:2307.11353 bounds the norm of the weights instead; a penalty is the same problem by duality.
     """
     check_not_negative(penalty=penalty)
     n = len(gram)
-    if gram.shape != (n, n) or targets.shape[:1] != (n,):
+    if not n or gram.shape != (n, n) or targets.shape[:1] != (n,):
         raise UsageError(
             f"gram is {tuple(gram.shape)} and targets {tuple(targets.shape)}; they must be (n, n) and (n,) or"
-            " (n, outputs)."
+            " (n, outputs), of at least one sample."
         )
+    check_finite(gram=gram, targets=targets)
     targets = targets.to(gram.dtype)
     centred = gram - gram.mean(0)
     centred = centred - centred.mean(1, keepdim=True)
@@ -131,7 +134,14 @@ class RandomFeatures(nn.Module):
             inputs: the arguments of `forward` for all samples.
             targets: (batch,) or (batch, outputs).
             penalty: see `kernel_ridge`.
+
+        Raises:
+            UsageError: for no samples, numbers that are NaN or infinite, and targets of another number of outputs.
         """
+        if not len(targets):
+            raise UsageError("targets are of no sample; give at least one.")
+        named = dict(zip(inspect.signature(self.forward).parameters, inputs, strict=False), targets=targets)
+        check_finite(**{name: x for name, x in named.items() if x is not None})
         alpha, intercept = kernel_ridge(self.gram(inputs), targets.reshape(len(targets), -1), penalty)
         if alpha.shape[1] != len(self.intercept):
             raise UsageError(
