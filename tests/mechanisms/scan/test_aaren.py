@@ -62,6 +62,19 @@ def test_every_prefix_and_its_gradients(method: str, tokens: int, block: int, sp
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.parametrize(("tokens", "rounds"), [(1, 0), (2, 1), (13, 4), (16, 4), (17, 5)])
+def test_rounds_of_the_doubling_scan(tokens: int, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores, values, calls = torch.randn(2, tokens), torch.randn(2, tokens, 3), []
+
+    def counted(one: Summary, other: Summary) -> Summary:
+        calls.append(1)
+        return add(one, other)
+
+    monkeypatch.setattr("mereo.core.kernels.prefix_attention.add", counted)
+    prefix_attention(scores, values, method="scan")
+    assert len(calls) == rounds + 1, "one more adds what came before the first token"
+
+
 def test_it_is_causal_softmax_attention_of_one_query() -> None:
     q, k, v = torch.randn(2, 3, 1, 4), torch.randn(2, 3, 17, 4), torch.randn(2, 3, 17, 4)
     expected = F.scaled_dot_product_attention(q.expand_as(k), k, v, is_causal=True)
