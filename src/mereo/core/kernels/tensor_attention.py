@@ -8,7 +8,6 @@ Keys of several sets are one set of products (Khatri-Rao), row j m2 + k for the 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations_with_replacement
 from typing import Any
 
 import torch
@@ -18,10 +17,15 @@ from mereo.core.coupling import Coupling
 from mereo.core.kernels.again import gradients_again
 from mereo.core.kernels.methods import execute
 from mereo.core.kernels.transforms import fallback_reason
-from mereo.core.squash import accumulation_type
+from mereo.core.squash import accumulation_type, bounded
+from mereo.errors import check_choice
 
 TOGETHER = 2**18
 """Scores that are computed together, which should stay in the cache."""
+LARGEST = 1e10
+"""Queries and keys are clamped to this size: products of three must fit float32."""
+MOST = 1e12
+"""Largest power of a score, by its factorial, whose sums with values of `LARGEST` fit float32."""
 
 
 def products(sets: Sequence[Tensor]) -> Tensor:
@@ -172,54 +176,85 @@ def streamed(given: Triples) -> Tensor:
     return out
 
 
+def _behind(dim: int, degree: int) -> list[int]:
+    """How many monomials of a degree have only channels from c on, for each c: they are the last ones."""
+    return [math.comb(dim - c + degree - 1, degree) for c in range(dim)]
+
+
 def monomials(x: Tensor, degree: int) -> Tensor:
     """prod_c x_c^alpha_c for every alpha of at most that degree, in order of their degrees; 1 for alpha = 0.
 
+    Those of one degree are in the order of their channels: 0 0, 0 1, ..., 1 1, 1 2, ...
+
     Shapes: (..., dim) -> (..., C(dim + degree, degree)).
     """
-    dim = x.shape[-1]
-    levels, last = [torch.ones_like(x[..., :1])], list(combinations_with_replacement(range(dim), 0))
-    for level in range(1, degree + 1):
-        alphas = list(combinations_with_replacement(range(dim), level))
-        place = {alpha: number for number, alpha in enumerate(last)}
-        parents = torch.tensor([place[alpha[:-1]] for alpha in alphas], device=x.device)
-        ends = torch.tensor([alpha[-1] for alpha in alphas], device=x.device)
-        levels.append(levels[-1][..., parents] * x[..., ends])
-        last = alphas
+    levels, channels = [torch.ones_like(x[..., :1])], x.split(1, -1)
+    for level in range(degree):
+        last = levels[-1]
+        counts = _behind(x.shape[-1], level)
+        levels.append(
+            torch.cat([x_c * last[..., last.shape[-1] - n :] for x_c, n in zip(channels, counts, strict=True)], -1)
+        )
     return torch.cat(levels, -1)
 
 
-def _coefficients(dim: int, degree: int, scale: float) -> list[float]:
-    """scale^|alpha| / prod_c alpha_c!, in the order of `monomials`."""
-    found = []
-    for level in range(degree + 1):
-        for alpha in combinations_with_replacement(range(dim), level):
-            counts = [alpha.count(c) for c in set(alpha)]
-            found.append(abs(scale) ** level / math.prod(map(math.factorial, counts)))
+def _coefficients(dim: int, degree: int) -> list[float]:
+    """1 / prod_c alpha_c!, in the order of `monomials`."""
+    found, last = [1.0], [(1.0, 0, 0)]  # with the first channel, and how often it stands there
+    for level in range(degree):
+        behind = [(c, each) for c, n in enumerate(_behind(dim, level)) for each in last[len(last) - n :]]
+        powers = [(each, c, 1 + times * (first == c)) for c, (each, first, times) in behind]
+        last = [(each / power, c, power) for each, c, power in powers]
+        found += [each for each, _, _ in last]
     return found
 
 
+def channel_sizes(q: Tensor, keys: Sequence[Tensor]) -> Tensor:
+    """The largest entries of each channel of queries, and of keys of each set: (1 + sets, batch, heads, 1, dim)."""
+    return torch.stack([x.detach().abs().amax(-2, keepdim=True) for x in (q, *keys)])
+
+
+def taylor_remainder(size: float, degree: int) -> float:
+    """e = exp(2 R) R^(g + 1) / (g + 1)! for scores up to R; infinite from 1 on, where no bound follows from it."""
+    if not 0 < size < math.inf:
+        return 0.0 if size == 0 else math.inf  # also where it is NaN
+    logarithm = 2 * size + (degree + 1) * math.log(size) - math.lgamma(degree + 2)
+    return math.exp(logarithm) if logarithm < 0 else math.inf
+
+
 def polynomial(given: Triples) -> Tensor:
-    """exp replaced by its Taylor polynomial, which factors exactly: linear in the number of tokens."""
-    q, *keys = (x.to(accumulation_type(x)) for x in (given.q, *given.keys))
-    values = [x.to(q.dtype) for x in given.values]
-    share = 1 / (len(keys) + 1)
-    factors = torch.tensor(
-        [each**share for each in _coefficients(q.shape[-1], given.degree, given.scale)], dtype=q.dtype, device=q.device
-    )
-    U = monomials(q if given.scale >= 0 else -q, given.degree) * factors
-    numerator: Tensor | None = None
-    denominator: Tensor | None = None
-    for key, value, mask in zip(keys, values, given.masks, strict=True):
-        W = (monomials(key, given.degree) * factors).transpose(-1, -2)
-        if mask is not None:
-            W = W * mask.squeeze(-2).unsqueeze(-2)
-        read, total = W @ value, W.sum(-1)
-        numerator = read if numerator is None else numerator * read
-        denominator = total if denominator is None else denominator * total
-    assert numerator is not None and denominator is not None
-    below = (U @ denominator.unsqueeze(-1)).clamp(min=torch.finfo(q.dtype).tiny)
-    return ((U @ numerator) / below).to(given.q.dtype)
+    """exp replaced by its Taylor polynomial, which factors exactly: linear in the number of tokens.
+
+    sum_alpha prod_c (scale s_c)^alpha_c / alpha_c!  (q / s_q)^alpha  mean_j (k1_j / s_1)^alpha [v1_j, 1]  ...
+
+    s are the sizes of channels and s_c their products, so that no power of an entry is above 1. Scores that may be so
+    large that sums overflow are made smaller, all of a head by one factor: there the highest power outweighs the
+    others, and the factor cancels.
+    """
+    sets = [given.q, *given.keys]
+    wide = accumulation_type(given.q)
+    largest = LARGEST ** (3 / len(sets))
+    q, *keys = (bounded(x.to(wide), largest) for x in sets)
+    senders = [None if mask is None else mask.transpose(-1, -2) for mask in given.masks]
+    keys = [k if there is None else k.masked_fill(~there, 0) for k, there in zip(keys, senders, strict=True)]
+    sizes = channel_sizes(q, keys)
+    floors = sizes.clamp(min=1 / LARGEST)  # a channel of zeros has gradients
+    # The largest R with R^g / g! <= MOST.
+    most = math.exp((math.log(MOST) + math.lgamma(given.degree + 1)) / max(given.degree, 1))
+    scores = abs(given.scale) * sizes.prod(0).sum(-1, keepdim=True)
+    rates = given.scale * floors.prod(0) * (most / scores).clamp(max=1)
+    coefficients = torch.tensor(_coefficients(q.shape[-1], given.degree), dtype=wide, device=q.device)
+    sums = (monomials(rates, given.degree) * coefficients).transpose(-1, -2)
+    for key, size, value, there in zip(keys, floors[1:], given.values, senders, strict=True):
+        weights = monomials(key / size, given.degree) / key.shape[-2]
+        if there is not None:
+            weights = weights * there
+        ones = torch.ones_like(value[..., :1], dtype=wide)
+        sums = sums * (weights.transpose(-1, -2) @ torch.cat((value.to(wide), ones), -1))
+    both = monomials(q / floors[0], given.degree) @ sums
+    above, below = both[..., :-1], both[..., -1:]
+    there = below > 0  # 0 where no tuple takes part, and by rounding for scores far beyond every bound
+    return torch.where(there, above / torch.where(there, below, 1), 0).to(given.q.dtype)
 
 
 def _plain_cannot(given: Triples) -> str | None:
@@ -253,4 +288,7 @@ METHODS: dict[str, tuple[Callable[[Triples], Tensor], Callable[[Triples], str | 
 
 def attend_tuples(given: Triples, method: str = "auto") -> Tensor:
     """The output of each receiver: (batch, heads, receivers, pose)."""
+    if 0 in (given.q.numel(), *(x.numel() for x in (*given.keys, *given.values))):
+        check_choice("method", method, ["auto", *METHODS])
+        return exact(given)  # which needs no largest entry
     return execute(METHODS, given, method, always="exact")
