@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.mechanisms.attention.higher_order.tensor_attention import polynomial_error, tensor_attention
+from mereo.mechanisms.attention.higher_order.tensor_attention import tensor_attention
 from mereo.pictures import new_figure, save_figure
 from mereo.runtime.turns import median_seconds
 from papers.common.settings import Settings
@@ -25,11 +25,13 @@ TOKENS: dict[str, tuple[int, ...]] = {
 TIMED_DIM, TIMED_DEGREE, REPEATS = 4, 4, 5
 PICTURE = "tensor_forms.png"
 
+Sets = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
-def draw(tokens: int, dim: int, size: float, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+
+def draw(tokens: int, dim: int, size: float, dtype: torch.dtype = torch.float64) -> Sets:
     """q, k1, v1, k2, v2, uniform between -size and size; values between -1 and 1."""
-    sizes = (size, size, 1.0, size, 1.0)
-    return [each * (2 * torch.rand(1, 1, tokens, dim, dtype=dtype) - 1) for each in sizes]
+    q, k1, v1, k2, v2 = (2 * torch.rand(5, 1, 1, tokens, dim, dtype=dtype) - 1).unbind()
+    return size * q, size * k1, v1, size * k2, v2
 
 
 @torch.inference_mode()
@@ -40,8 +42,7 @@ def errors(size: float) -> list[dict[str, Any]]:
     exact = tensor_attention(*inputs, method="exact")
     rows = []
     for degree in DEGREES:
-        found = tensor_attention(*inputs, method="polynomial", degree=degree)
-        bound = polynomial_error(*inputs, degree=degree)
+        found, bound = tensor_attention(*inputs, method="polynomial", degree=degree, return_bound=True)
         rows.append(
             {
                 "entries up to": size,

@@ -13,6 +13,7 @@ from mereo.core.kernels import tensor_attention as kernel
 from mereo.errors import UsageError
 from mereo.mechanisms.attention import TensorAttention, polynomial_error, tensor_attention
 
+METHODS = pytest.mark.parametrize("method", ["auto", "exact", "streamed", "polynomial"])
 EXACT = pytest.mark.parametrize("method", ["exact", "streamed"])
 
 
@@ -106,9 +107,13 @@ def test_three_sets_of_keys() -> None:
     shares = scores.masked_fill(~there, -torch.inf).flatten(3).softmax(3).view_as(scores)
     expected = torch.einsum("bhijkl,bhje,bhke,bhle->bhie", shares, v1, v2, v3)
     for method in ("exact", "streamed"):
-        torch.testing.assert_close(tensor_attention(*tensors, masks=masks, method=method), expected)
-    near = tensor_attention(*tensors, masks=masks, method="polynomial", degree=8)
+        out = tensor_attention(q, k1, v1, k2, v2, more=(k3, v3), masks=masks, method=method)
+        torch.testing.assert_close(out, expected)
+    near, bound = tensor_attention(
+        q, k1, v1, k2, v2, None, "polynomial", 8, more=(k3, v3), masks=masks, return_bound=True
+    )
     torch.testing.assert_close(near, expected, rtol=1e-5, atol=1e-5)
+    assert bound == polynomial_error(*tensors, degree=8)
 
 
 @pytest.mark.parametrize(("size", "largest"), [(0.5, (1e-8, 2e-12)), (1.0, (1e-4, 1e-6)), (1.5, (1e-2, 4e-3))])
@@ -116,8 +121,9 @@ def test_the_polynomial_stays_within_its_bound(size: float, largest: tuple[float
     tensors = sets((24, 24, 24), 3, 3, size)
     exact = tensor_attention(*tensors, method="exact")
     for degree in (2, 4, 8, 12):
-        error = (tensor_attention(*tensors, method="polynomial", degree=degree) - exact).abs().max().item()
-        assert error <= polynomial_error(*tensors, degree=degree) + 1e-15
+        out, bound = tensor_attention(*tensors, method="polynomial", degree=degree, return_bound=True)
+        error = (out - exact).abs().max().item()
+        assert error <= bound + 1e-15 and bound == polynomial_error(*tensors, degree=degree)
     assert error < 1e-7
     features = kernel.monomials(tensors[0], 8)
     assert features.shape[-1] == math.comb(3 + 8, 8) == 165
@@ -179,17 +185,97 @@ def test_memory_of_the_streamed_form_stays_below_all_scores() -> None:
     assert sum(saved) < 64 * 64 * 4
 
 
+def test_scale_method_and_degree_may_follow_the_values() -> None:
+    q, k1, v1, k2, v2 = sets(size=0.5)
+    out = tensor_attention(q, k1, v1, k2, v2, 0.5, "polynomial", 2)
+    torch.testing.assert_close(out, tensor_attention(q, k1, v1, k2, v2, scale=0.5, method="polynomial", degree=2))
+    assert not torch.equal(out, tensor_attention(q, k1, v1, k2, v2, method="polynomial", degree=2))
+
+
+@METHODS
+def test_a_sample_without_any_pair_has_zeros_and_finite_gradients(method: str) -> None:
+    layer, x = TensorAttention(8, 2, method=method), 0.5 * torch.randn(2, 5, 8)
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    mask[1] = False
+    out = layer(x, mask)
+    out.sum().backward()
+    assert (out[1] == 0).all()
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+    alone = TensorAttention(8, 2, method=method)
+    alone.load_state_dict(layer.state_dict())
+    alone(x[:1]).sum().backward()
+    for one, other in zip(alone.parameters(), layer.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+@METHODS
+@pytest.mark.parametrize("counts", [(0, 5, 6), (7, 0, 6), (7, 5, 0), (0, 0, 0)])
+def test_no_queries_and_no_senders(method: str, counts: tuple[int, int, int]) -> None:
+    tensors = [x.requires_grad_() for x in sets(counts)]
+    out, bound = tensor_attention(*tensors, method=method, return_bound=True)
+    assert out.shape == (2, 3, counts[0], 3) and (out == 0).all() and bound == 0
+    assert torch.equal(tensor_attention(*tensors, method=method), out)
+    out.sum().backward()
+    assert all((x.grad == 0).all() for x in tensors)
+    no_samples = [x.detach()[:0] for x in sets()]
+    assert tensor_attention(*no_samples, method=method).shape == (0, 3, 7, 3)
+
+
+def test_the_polynomial_warns_where_nothing_bounds_its_error() -> None:
+    tensors = [torch.randn(1, 2, 6, 4) for _ in range(5)]
+    with pytest.warns(UserWarning, match="error has no bound"):
+        out = tensor_attention(*tensors, method="polynomial")
+    found, bound = tensor_attention(*tensors, method="polynomial", return_bound=True)
+    assert torch.equal(found, out) and bound == math.inf
+    tensor_attention(*(0.3 * x for x in tensors), method="polynomial")
+    assert tensor_attention(*tensors, return_bound=True)[1] == 0
+
+
+@pytest.mark.parametrize("degree", [2, 4, 8, 12])
+@pytest.mark.parametrize("size", [1.0, 1e3, 1e10, 1e20, 1e38])
+def test_the_polynomial_is_finite_for_inputs_of_any_size(degree: int, size: float) -> None:
+    torch.manual_seed(0)
+    q, k1, v1, k2, v2 = (torch.randn(1, 2, 6, 3) for _ in range(5))
+    mask = torch.tensor([True, True, False, True, True, True]).view(1, 1, 1, 6)
+    leaves = [x.requires_grad_() for x in (size * q, size * k1, v1, size * k2, v2)]
+    out, bound = tensor_attention(*leaves, None, "polynomial", degree, masks=(mask, None), return_bound=True)
+    out.sum().backward()
+    assert out.isfinite().all() and bound == math.inf
+    assert all(x.grad.isfinite().all() for x in leaves)
+
+
+def test_large_and_small_entries_that_belong_together() -> None:
+    """Scores are small, although the powers of single entries do not fit float32."""
+    q, k1, v1, k2, v2 = (x.float() for x in sets())
+    given = (1e8 * q, 1e-4 * k1, v1, 1e-4 * k2, v2)
+    near, bound = tensor_attention(*given, method="polynomial", degree=8, return_bound=True)
+    assert bound < 1e-2
+    torch.testing.assert_close(near, tensor_attention(*given, method="exact"), rtol=1e-4, atol=1e-5)
+    zeros = [x.double().requires_grad_() for x in (q, 0 * k1, v1, k2, v2)]
+    gradients = [
+        torch.autograd.grad(tensor_attention(*zeros, method=method).sum(), zeros) for method in ("exact", "polynomial")
+    ]
+    for x, y in zip(*gradients, strict=True):
+        torch.testing.assert_close(x, y)
+
+
 def test_bad_input() -> None:
     q, k1, v1, k2, v2 = sets()
     for given, words in [
         ((q, k1, v1, k2), "missing"),
-        ((q, k1, v1, k2, v2, k2), "more has 1 tensors"),
+        ((q, k1, v1, k2, v2, k2, v2), "scale is a tensor.*more="),
+        ((q[..., :0], k1[..., :0], v1, k2[..., :0], v2), "dim of 0"),
         ((q, k1[..., :2], v1, k2, v2), "k1 "),
         ((q, k1, v1, k2[:, :, :2], v2), "k2 "),
         ((q[0], k1, v1, k2, v2), "q is"),
     ]:
         with pytest.raises((UsageError, TypeError), match=words):
             tensor_attention(*given)
+    with pytest.raises(UsageError, match="more has 1 tensors"):
+        tensor_attention(q, k1, v1, k2, v2, more=(k2,))
+    with pytest.raises(UsageError, match="scale is nan"):
+        tensor_attention(q, k1, v1, k2, v2, math.nan)
     with pytest.raises(UsageError, match="degree is 3"):
         tensor_attention(q, k1, v1, k2, v2, degree=3)
     with pytest.raises(UsageError, match="masks are 1 for 2 sets"):

@@ -7,52 +7,75 @@ streamed with blocks of b senders of the first set, (n + m1 + m2) C(d + g, g) fo
 """
 
 import math
+import warnings
 from collections.abc import Sequence
+from typing import Literal, overload
 
 import torch
 from torch import Tensor, nn
 
 from mereo.core import Causal, Coupling, mechanism
 from mereo.core.inputs import check_tensors
-from mereo.core.kernels.tensor_attention import METHODS, Triples, attend_tuples
+from mereo.core.kernels.tensor_attention import (
+    LARGEST,
+    METHODS,
+    Triples,
+    attend_tuples,
+    channel_sizes,
+    taylor_remainder,
+)
+from mereo.core.kernels.transforms import operations_are_watched, transformed
 from mereo.core.squash import bounded
-from mereo.errors import UsageError, check_choice, check_heads, check_probability
+from mereo.errors import UsageError, check_choice, check_finite, check_heads, check_probability
 from mereo.mechanisms.attention.dense.multi_head import four_axes
 
-LARGEST = 1e10
-"""Queries and keys are clamped to this size: products of three must fit float32."""
 
-
+@overload
+def tensor_attention(
+    q: Tensor, k1: Tensor, v1: Tensor, k2: Tensor, v2: Tensor, scale: float | None = ..., method: str = ...,
+    degree: int = ..., *, more: Sequence[Tensor] = ..., masks: Sequence[Tensor | None] = ...,
+    coupling: Coupling | None = ..., return_bound: Literal[False] = ...,
+) -> Tensor: ...  # fmt: skip
+@overload
+def tensor_attention(
+    q: Tensor, k1: Tensor, v1: Tensor, k2: Tensor, v2: Tensor, scale: float | None = ..., method: str = ...,
+    degree: int = ..., *, more: Sequence[Tensor] = ..., masks: Sequence[Tensor | None] = ...,
+    coupling: Coupling | None = ..., return_bound: Literal[True],
+) -> tuple[Tensor, float]: ...  # fmt: skip
 def tensor_attention(
     q: Tensor,
     k1: Tensor,
     v1: Tensor,
     k2: Tensor,
     v2: Tensor,
-    *more: Tensor,
-    masks: Sequence[Tensor | None] = (),
     scale: float | None = None,
     method: str = "auto",
     degree: int = 4,
+    *,
+    more: Sequence[Tensor] = (),
+    masks: Sequence[Tensor | None] = (),
     coupling: Coupling | None = None,
-) -> Tensor:
+    return_bound: bool = False,
+) -> Tensor | tuple[Tensor, float]:
     """Softmax attention of each query to all pairs of keys, or tuples if there are more sets of keys.
 
     S_i(jk) = scale sum_c q_ic k1_jc k2_kc,   out_ic = sum_jk softmax_jk(S_i) v1_jc v2_kc
 
     Args:
-        more: keys and values of further sets, alternating.
-        masks: bool, one for each set of keys, or None; a pair takes part if both of its senders do.
         scale: factor of the scores; 1 / dim by default, so that entries of size B give scores of size B^3.
         method: "auto", "streamed" (by blocks, never all scores at once), "exact", or "polynomial", an approximation in
             time linear in the number of tokens, see `polynomial_error`; it takes masks that are the same for all
-            queries.
+            queries, and warns where its error has no bound.
         degree: of the polynomial, even: others are negative somewhere.
+        more: keys and values of further sets, alternating.
+        masks: bool, one for each set of keys, or None; a pair takes part if both of its senders do.
         coupling: makes the couplings, if they are to be recorded; pairs are senders, j m2 + k.
+        return_bound: return (out, bound) with the largest possible error of an entry: `polynomial_error`, which may be
+            infinite, or 0 for the other methods. There is no warning then.
 
     Shapes: q (batch, heads, tokens, dim), k1 (batch, heads, m1, dim), v1 (batch, heads, m1, pose), k2 and v2 with m2,
         masks broadcastable to (batch, heads, tokens, m1) and (batch, heads, tokens, m2)
-        -> (batch, heads, tokens, pose). A query with every pair masked out becomes 0.
+        -> (batch, heads, tokens, pose). A query with every pair masked out, or without any pair, becomes 0.
 
     Raises:
         UsageError: for shapes that do not fit together, and odd degrees.
@@ -65,16 +88,49 @@ def tensor_attention(
     if len(more) % 2:
         raise UsageError(f"more has {len(more)} tensors; give keys and values of each further set.")
     keys, values = (k1, k2, *more[::2]), (v1, v2, *more[1::2])
-    _check(q, keys, values, masks)
+    _check(q, keys, values, masks, scale)
     if not isinstance(degree, int) or degree < 0 or degree % 2:
         raise UsageError(f"degree is {degree}; it must be even and at least 0.")
     scale = 1 / q.shape[-1] if scale is None else scale
     each = tuple(masks) or (None,) * len(keys)
     coupling = Coupling("senders") if coupling is None else coupling
-    return attend_tuples(Triples(q, keys, values, each, coupling, scale, degree), method)
+    out = attend_tuples(Triples(q, keys, values, each, coupling, scale, degree), method)
+    if return_bound:
+        sets = [x for pair in zip(keys, values, strict=True) for x in pair]
+        return out, polynomial_error(q, *sets, scale=scale, degree=degree) if method == "polynomial" else 0.0
+    if method == "polynomial" and _can_be_read(q) and math.isinf(_remainder(q, keys, scale, degree)):
+        warnings.warn(
+            f"method is 'polynomial', whose error has no bound for scores as large as these with degree {degree}: the"
+            " output may be far off; use smaller queries and keys, a smaller scale, or method='auto'.",
+            UserWarning,
+            stacklevel=2,
+        )
+    return out
 
 
-def _check(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], masks: Sequence[Tensor | None]) -> None:
+def _can_be_read(x: Tensor) -> bool:
+    """Whether the entries have values now, on which a warning may depend."""
+    return not (torch.compiler.is_compiling() or transformed() or operations_are_watched() or x.is_meta)
+
+
+def _remainder(q: Tensor, keys: Sequence[Tensor], scale: float | None, degree: int) -> float:
+    """`taylor_remainder` for the largest score that entries of these sizes may have; 0 without any score."""
+    if 0 in (q.numel(), *(key.numel() for key in keys)):
+        return 0.0
+    scores = channel_sizes(q, keys).double().prod(0).sum(-1)
+    return taylor_remainder(abs(1 / q.shape[-1] if scale is None else scale) * scores.max().item(), degree)
+
+
+def _check(
+    q: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    masks: Sequence[Tensor | None],
+    scale: float | None,
+) -> None:
+    if isinstance(scale, Tensor):
+        raise UsageError("scale is a tensor; it must be a number: give further sets of keys as more=(k3, v3).")
+    check_finite(scale=scale)
     numbered = {f"{name}{n}": x for name, xs in (("k", keys), ("v", values)) for n, x in enumerate(xs, start=1)}
     check_tensors(q=q, **numbered)
     pose = values[0].shape[-1:]
@@ -85,6 +141,8 @@ def _check(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], masks: S
                 f"q is {tuple(q.shape)}, k{number} {tuple(key.shape)} and v{number} {tuple(value.shape)}; they must be"
                 " (batch, heads, tokens, dim), and (batch, heads, senders, dim) and (batch, heads, senders, pose)."
             )
+    if q.shape[-1] == 0:
+        raise UsageError(f"q is {tuple(q.shape)}, with a dim of 0; it must be at least 1.")
     if masks and len(masks) != len(keys):
         raise UsageError(f"masks are {len(masks)} for {len(keys)} sets of keys; give one for each, or None.")
     for mask in masks:
@@ -97,7 +155,8 @@ def polynomial_error(q: Tensor, *sets: Tensor, scale: float | None = None, degre
 
     2 e / (1 - e) max|v1| max|v2|,   e = exp(2 R) R^(g + 1) / (g + 1)!,   |S| <= R
 
-    R is estimated from above by scale sum_c max_i|q_ic| max_j|k1_jc| max_k|k2_kc|.
+    R is estimated from above by scale sum_c max_i|q_ic| max_j|k1_jc| max_k|k2_kc|, the largest of all heads. Rounding
+    is not counted.
 
     Args:
         q, sets: the queries; then keys and values of each set, as for `tensor_attention`.
@@ -106,16 +165,10 @@ def polynomial_error(q: Tensor, *sets: Tensor, scale: float | None = None, degre
     Reference: ours, from the remainder of Taylor's series.
     """
     keys, values = sets[::2], sets[1::2]
-    largest = q.abs().flatten(0, -2).amax(0).double()
-    for key in keys:
-        largest = largest * key.abs().flatten(0, -2).amax(0).double()
-    size = abs(1 / q.shape[-1] if scale is None else scale) * largest.sum().item()
-    if size > 100:
-        return math.inf
-    error = math.exp(2 * size) * size ** (degree + 1) / math.factorial(degree + 1)
-    if error >= 1:
-        return math.inf
-    return 2 * error / (1 - error) * math.prod(value.abs().max().item() for value in values)
+    if any(value.numel() == 0 for value in values):
+        return 0.0
+    error = _remainder(q, keys, scale, degree)
+    return 2 * error / (1 - error) * math.prod(v.abs().max().item() for v in values) if error < 1 else math.inf
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
