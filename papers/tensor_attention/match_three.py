@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mereo.data.match3 import draw_triples
 from mereo.mechanisms.attention import MultiHeadAttention, TensorAttention
 from mereo.mechanisms.attention.higher_order.tensor_attention import tensor_attention
 from mereo.pictures import new_figure, save_figure
@@ -26,14 +27,6 @@ BATCH, RATE, STEPS, TESTED = 64, 3e-3, 250, 4000
 """Steps of an epoch, and sequences of the test."""
 EPOCHS, WARMUP = 8, 100
 PICTURE = "match_three.png"
-
-
-def sequences(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Tokens (count, 3 GROUP) of three groups, and whether each of the first group is in a triple, (count, GROUP)."""
-    tokens = torch.randint(MODULUS, (count, 3, GROUP), generator=generator)
-    first, second, third = tokens.unbind(1)
-    sums: Tensor = first[:, :, None, None] + second[:, None, :, None] + third[:, None, None, :]
-    return tokens.flatten(1), (sums % MODULUS == 0).flatten(2).any(2)
 
 
 class OfPairs(TensorAttention):
@@ -101,10 +94,10 @@ def train(layer: str, seed: int, epochs: int, settings: Settings) -> list[float]
     torch.manual_seed(seed)
     model, draws, steps = OneLayer(layer), torch.Generator().manual_seed(seed), epochs * STEPS
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
-    test = sequences(TESTED, torch.Generator().manual_seed(1000))
+    test = draw_triples(TESTED, MODULUS, GROUP, torch.Generator().manual_seed(1000))
     curve = []
     for step in range(steps):
-        tokens, wanted = sequences(BATCH, draws)
+        tokens, wanted = draw_triples(BATCH, MODULUS, GROUP, draws)
         rate = RATE * min(1, (step + 1) / WARMUP) * (1 + math.cos(math.pi * step / steps)) / 2
         descend(optimizer, rate, F.binary_cross_entropy_with_logits(model(tokens), wanted.float()))
         if step % STEPS == STEPS - 1:

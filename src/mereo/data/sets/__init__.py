@@ -19,6 +19,7 @@ from mereo.data.sets import (
     gcog,
     glyph_scenes,
     glyphs,
+    match3,
     mnist,
     mqar,
     multimnist,
@@ -41,7 +42,7 @@ from mereo.data.sets import (
 __all__ = [
     "DATASETS", "actions", "affnist", "captions", "cifar10", "coloured_shapes", "convex_hull", "delaunay", "digits",
     "fashion_mnist", "figures", "find_dataset", "gcog", "glyph_scenes", "glyphs", "is_dataset", "list_datasets",
-    "mnist", "mqar", "multimnist", "organ_masks", "picture_relations", "pystdlib", "shape_boxes", "shape_masks",
-    "shape_tags", "shelves", "smallnorb", "solids", "sprites", "svhn", "tensor_brain_scenes", "tours",
+    "match3", "mnist", "mqar", "multimnist", "organ_masks", "picture_relations", "pystdlib", "shape_boxes",
+    "shape_masks", "shape_tags", "shelves", "smallnorb", "solids", "sprites", "svhn", "tensor_brain_scenes", "tours",
     "turned_digits",
 ]  # fmt: skip
