@@ -49,7 +49,7 @@ def test_splits_are_seeded_and_differ() -> None:
 
 def test_the_vocabulary_is_the_number_of_outputs() -> None:
     info = find_dataset("mqar:vocab=8192,length=512")
-    assert info is not None and info.num_classes == 8192
+    assert info is not None and info.num_classes == 8192 and info.network_arguments == {"context": 512}
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,7 @@ class Recall(Language):
     chooses = ("accuracy", "max")
     is_share = True
     unit = "sequences"
-    settings: ClassVar[Mapping[str, Any]] = {
-        "batch_size": 64, "epochs": 10, "lr": 3e-3, "model_args": {"context": 64},
-    }  # fmt: skip
+    settings: ClassVar[Mapping[str, Any]] = {"batch_size": 64, "epochs": 10, "lr": 3e-3}
 
     show, summary = Task.show, Task.summary
 

@@ -343,7 +343,11 @@ def choose(
         options = config.layout._replace(task=task.name if fixed else None, follows="task" not in given)
         inputs = module.input_kind
         info = dataset_info(config.data, config.data_root, inputs=inputs, unseen=task.unseen_classes, options=options)
-    fitting = None if "task" in given or {*task.requires} <= {*info.fields} else task_with(info.fields)
+    fitting = None if "task" in given else task_with(info.fields)
+    if fitting is not None and {*task.requires} <= {*info.fields}:
+        # A kind of the same task that uses more of the data, such as the labels of tokens.
+        more = issubclass(fitting, task) and len(fitting.requires) > len(task.requires)
+        fitting = fitting if more else None
     if fitting is not None and ("model" not in given or fitting.trains(module)):
         config = follow_task(asked.replace(task=fitting.name), given)
         task, module = fitting, get_model_entry(config.model).module

@@ -28,7 +28,7 @@ def configure(*, length: int = 64, pairs: int = 0, vocab: int = 256, train: int 
         raise UsageError(f"vocab is {vocab} and pairs {pairs}; distinct keys need a vocabulary of {2 * pairs + 2}.")
     splits = {"train": train, "validation": HELD_OUT, "test": HELD_OUT}
     made = later("mereo.data.recall:load_sequences", length=length, pairs=pairs, vocab=vocab, splits=splits)
-    return {"load": made, "splits": splits, "num_classes": vocab}
+    return {"load": made, "splits": splits, "num_classes": vocab, "network_arguments": {"context": length}}
 
 
 register_dataset(
