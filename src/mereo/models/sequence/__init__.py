@@ -12,6 +12,7 @@ from mereo.models.sequence.pointer_network import PointerNetwork as PointerNetwo
 from mereo.models.sequence.question_reader import QuestionReader as QuestionReader
 from mereo.models.sequence.skeleton_ensemble import SkeletonEnsemble as SkeletonEnsemble
 from mereo.models.sequence.skeleton_ensemble import SkeletonNetwork as SkeletonNetwork
+from mereo.models.sequence.tensor_attention import TensorTransformer as TensorTransformer
 from mereo.models.sequence.tensor_brain import TensorBrain as TensorBrain
 from mereo.models.sequence.tinydiff import TinyDiff as TinyDiff
 from mereo.models.sequence.tinyvl import TinyVL as TinyVL
