@@ -186,3 +186,33 @@ def test_wrong_forms_are_refused(make, tmp_path):
     ):
         with pytest.raises(UsageError, match=message):
             export_model(make("capsnet"), forms, tmp_path, precision=precision, **silent)
+
+
+def test_reparametrised_layers_are_folded(tmp_path):
+    torch.manual_seed(0)
+    plain = mereo.create_model("causal_transformer_tiny", **get_model_entry("causal_transformer_tiny").tiny)
+    model = mereo.sigma_reparam(plain)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():  # away from the start: sigma is not exact
+            parameter.add_((0.3 if name.endswith("original") else 0.05) * torch.randn_like(parameter))
+    model.eval()
+    said: list[str] = []
+    found = export_model(model, ["torch", "hub"], tmp_path, say=said.append)
+    assert [line for line in said if "sigma_reparam" in line] == said[:1]
+    tokens, again = model.example_inputs(3), mereo.from_pretrained(tmp_path)
+    for state in (torch.export.load(tmp_path / "model.pt2").state_dict, again.state_dict()):
+        assert state.keys() == plain.state_dict().keys()
+    for score in (found[0].score, again):
+        torch.testing.assert_close(score(tokens), model(tokens), rtol=0, atol=1e-6)
+    assert not torch.allclose(mereo.fold(model)(tokens), model(tokens), rtol=0, atol=1e-4)  # it iterates further
+    assert any("parametrizations" in name for name in model.state_dict()) and "surgery" in model.config
+
+
+@pytest.mark.parametrize("forms", [["timm"], ["hub", "timm"]])
+def test_timm_reads_a_network_whose_name_is_also_its_own(tmp_path, forms):
+    model = mereo.create_model("vit_tiny", **get_model_entry("vit_tiny").tiny).eval()
+    found = export_model(model, forms, tmp_path, **silent)
+    assert all(each.difference <= 1e-5 for each in found)
+    assert json.loads((tmp_path / "config.json").read_text())["architecture"] == "mereo_vit_tiny_patch16_224"
+    images = torch.rand(2, *model.image_shape)
+    torch.testing.assert_close(mereo.from_pretrained(tmp_path)(images), model(images))

@@ -19,7 +19,9 @@ from mereo.models import VisionModel, get_model_entry, load, save_weights
 from mereo.models.arguments import as_tuples
 from mereo.models.metadata import check_preprocessing, check_record
 from mereo.models.rebuilding import checked
+from mereo.models.timm_entrypoints import PREFIX, timm_name
 from mereo.models.weights import LONGEST_HEADER, read_metadata
+from mereo.runtime.libraries import is_installed
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 RECORD = ("task", "task_options", "data", "seed", "epoch", "results", "command", KEY)
@@ -30,8 +32,10 @@ def network_config(model: VisionModel, record: Mapping[str, Any]) -> dict[str, A
     """The content of config.json."""
     arguments = dict(model.config["args"])
     surgery = {"surgery": model.config["surgery"]} if model.config.get("surgery") else {}
+    name = model.config["model"]
     content: dict[str, Any] = {
-        "architecture": model.config["model"],
+        # timm makes the network of this name, which is its own for some of our names.
+        "architecture": timm_name(name) if model.registered_with_timm and is_installed("timm") else name,
         "num_classes": model.num_classes,
         "num_features": model.num_features,
         "library_name": "mereo",
@@ -111,14 +115,15 @@ def load_folder(folder: Path, device: str = "cpu") -> VisionModel:
         others = f" Pickled weights ({', '.join(pickled)}) are not opened." if pickled else ""
         raise UsageError(f"{folder} has no {WEIGHTS}.{others}")
     content = _read_config(config_path)
-    get_model_entry(content["architecture"])
+    name = content["architecture"].removeprefix(PREFIX)
+    get_model_entry(name)
     metadata = read_metadata(weights)
     stated = {name: value for name, value in content["model_args"].items() if name != "surgery"}
     surgery = content["model_args"].get("surgery", [])
-    pairs = {"architecture": (content["architecture"], "model"), "model_args": (stated, "args")}
-    for name, (value, key) in (pairs | {"surgery": (surgery, "surgery")}).items():
+    pairs = {"architecture": (name, "model"), "model_args": (stated, "args")}
+    for field, (value, key) in (pairs | {"surgery": (surgery, "surgery")}).items():
         if value != metadata.get(key, [] if key == "surgery" else None):
-            raise UsageError(f"{name} of {config_path} and of {weights} differ; one of the files was changed.")
+            raise UsageError(f"{field} of {config_path} and of {weights} differ; one of the files was changed.")
     model = load(weights, device)
     cfg = {key: as_tuples(value) for key, value in content["pretrained_cfg"].items()}
     check_preprocessing(config_path, cfg, model)

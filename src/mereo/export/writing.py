@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from PIL import Image
@@ -23,6 +23,7 @@ from mereo.files import cannot_write
 from mereo.inference.predict import read_images
 from mereo.models import VisionModel
 from mereo.runtime import printing
+from mereo.surgery.sigma_reparam import SpectralScale, fold
 from mereo.training.run_lock import RunLock, is_abandoned
 
 COARSE = 8 * 2**-8
@@ -103,6 +104,8 @@ def export_model(
 ) -> list[Exported]:
     """Write a network in some forms, each opened again and compared; MereoError for one that differs.
 
+    A network of `sigma_reparam` is folded: files hold the weights that it computes with.
+
     Args:
         model: on the CPU, in eval mode.
         forms: of `FORMS`.
@@ -120,6 +123,9 @@ def export_model(
         raise UsageError("to is hub and timm, whose files of this network differ; give each a folder of its own.")
     if "pixels" in forms:
         check_pixels(model)
+    if any(isinstance(module, SpectralScale) for module in model.modules()):
+        say("folding the layers of sigma_reparam to plain weights; train on with the weights of the run")
+        model = cast(VisionModel, fold(model, steps=0))
     known = known_record(model, record)
     notes = {
         **model.config, "pretrained_cfg": model.pretrained_cfg, "class_names": list(model.class_names),

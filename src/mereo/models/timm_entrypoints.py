@@ -19,6 +19,8 @@ from mereo.models.registry import MODELS, build
 
 default_cfgs: dict[str, Any] = {}
 
+PREFIX = "mereo_"
+"""Before the name of a model of mereo where timm has one of the same name."""
 SAVED = ("local-dir", "hf-hub")
 """timm's names of the sources of networks with their weights: a folder, a repository of the hub."""
 PREPROCESSING = ("mean", "std", "crop_pct", "crop_mode", "interpolation", "license")
@@ -28,7 +30,7 @@ def timm_name(name: str) -> str:
     """The name of a model of mereo in timm: its own, or "mereo_" and its name if that is a model of timm's."""
     from timm.models import is_model, model_entrypoint
 
-    return f"mereo_{name}" if is_model(name) and model_entrypoint(name).__module__ != __name__ else name
+    return f"{PREFIX}{name}" if is_model(name) and model_entrypoint(name).__module__ != __name__ else name
 
 
 def _as_saved(model: VisionModel, saved: dict[str, Any], pretrained: bool) -> VisionModel:

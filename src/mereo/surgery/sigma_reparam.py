@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 from mereo.core import mechanism
 from mereo.core.squash import accumulation_type
 from mereo.core.surgery import surgery
-from mereo.errors import UsageError, check_choice, check_network, check_positive
+from mereo.errors import UsageError, check_choice, check_count, check_network, check_positive
 
 GAMMAS = ("sigma", "one")
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
@@ -215,13 +215,14 @@ def fold(model: nn.Module, steps: int = 20) -> nn.Module:
 
     Args:
         model: it is not changed.
-        steps: of the power iteration that come before, because sigma is one step old after a training.
+        steps: of the power iteration that come before, because sigma is one step old after a training; 0 keeps what
+            the network computes in evaluation.
 
     Raises:
         UsageError: for a network without such layers.
     """
     check_network(model)
-    check_positive(steps=steps)
+    check_count(steps=steps)
     copy = deepcopy(model)
     layers = [module for module in copy.modules() if _scaled(module)]
     if not layers:
