@@ -170,6 +170,11 @@ def test_the_commands(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert main(["predict", "--weights", "runs/run", "--prompt", "1 and ", "--length", "9", "--json"]) == 0
     (prediction,) = json.loads(capsys.readouterr().out)["predictions"]
     assert prediction["text"] == "1 and " and len(prediction["continuation"].encode()) <= 27
+    Path("long.txt").write_text("1 and " * 20)
+    assert main(["predict", "long.txt", "--weights", "runs/run", "--length", "1"]) == 0
+    assert "trained on windows of 16; beyond them it may be worse" in capsys.readouterr().err
+    assert main(["predict", "--prompt", "1 and ", "--weights", "runs/run", "--length", "1"]) == 0
+    assert "windows" not in capsys.readouterr().err
     assert main(["predict", "runs/run/config.yaml", "--weights", "runs/run", "--length", "5"]) == 0
     assert "model: tnl_tiny" in capsys.readouterr().out
     Path("table.csv").write_text("a,b\n1,2\n")
@@ -188,6 +193,9 @@ def test_a_continuation_is_the_same_for_the_same_seed_and_ends_with_the_text() -
     with torch.no_grad():
         model.head.weight.zero_()
     assert continue_text(model, b"abc", 20, temperature=0) == b"", "the lowest of equal scores ends the text"
+    limited = mereo.create_model("rcmha_tiny", **{**(get_model_entry("rcmha_tiny").tiny or {}), "vocab_size": 256})
+    long = b"abc" * 30  # more than the 64 bytes that each may attend to
+    assert len(continue_text(limited.eval(), long, 5)) <= 5  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="31 tokens"):
         continue_text(mereo.create_model("tnl_tiny", vocab_size=31), b"", 1)  # type: ignore[arg-type]
 

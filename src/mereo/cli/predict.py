@@ -232,11 +232,18 @@ def _continue(model: Any, options: PredictOptions, paths: Sequence[Path], source
     prompts = {str(path): path.read_bytes()[-LONGEST_PROMPT:] for path in paths}
     if options.prompt is not None:
         prompts["prompt"] = options.prompt.encode()
-    predictions = []
+    predictions, most = [], 0
     for name, prompt in prompts.items():
         added = continue_text(model, prompt, options.length, temperature=options.temperature, seed=options.seed)
+        most = max(most, len(prompt) + len(added))  # the end of a text is read first, and the last byte is not read
         texts = {"text": prompt.decode(errors="replace"), "continuation": added.decode(errors="replace")}
         predictions.append({"path": name, **texts})
+    if most > model.context:
+        say(
+            f"the text goes on to byte {most:,}, and {source} was trained on windows of {model.context:,}; beyond them"
+            " it may be worse",
+            file=sys.stderr,
+        )
     for prediction in _unless_json(predictions, options, source):
         if len(predictions) > 1:
             say(f"{prediction['path']}:")

@@ -34,18 +34,20 @@ def shift_rows(scores: Tensor, senders: int) -> Tensor:
 def relative_scores(q: Tensor, table: Tensor, bias: Tensor, senders: int) -> Tensor:
     """Scores by how far each sender is before its receiver; receivers are the last ones of the senders.
 
-    s_ij = q_i . R[P + r] + b[P + r],   r = j - (i + senders - receivers), for r <= 0; senders behind must be masked
+    s_ij = q_i . R[P + r] + b[P + r],   r = j - (i + senders - receivers), for -P < r <= 0; -inf for r <= -P where there
+    are more than P senders; senders behind must be masked
 
     Shapes: q (batch, heads, receivers, dim), table (2 P, heads, dim), bias (2 P, heads)
         -> (batch, heads, receivers, senders).
     """
     batch, _, receivers, _ = q.shape
     reach = len(table) // 2
-    if senders > reach:
-        raise UsageError(f"reach is {reach}, and there are {senders} tokens to attend to; give fewer, or a larger one.")
-    offsets = slice(reach - senders, reach + 1)
+    beyond = senders + 1 - reach if senders > reach else 0
+    offsets = slice(reach - senders + beyond, reach + 1)
     added, vectors = bias[offsets].T.unsqueeze(1), table[offsets].permute(1, 2, 0)
     by_offset = torch.baddbmm(added, q.transpose(0, 1).flatten(1, 2), vectors)
+    if beyond:
+        by_offset = F.pad(by_offset, (beyond, 0), value=-torch.inf)
     return shift_rows(by_offset.unflatten(1, (batch, receivers)).transpose(0, 1), senders)
 
 
@@ -53,7 +55,8 @@ class RelativeState(NamedTuple):
     """The state between parts of a sequence.
 
     Attributes:
-        keys, values: of all tokens, convolved, (batch, heads, tokens, dim / heads) each.
+        keys, values: of the tokens that the next one can attend to, at most reach - 1, convolved,
+            (batch, heads, tokens, dim / heads) each.
         last: queries, keys and values of the last tokens before the convolutions, which the next ones still read,
             (batch, kernel - 1, dim) each.
     """
@@ -107,7 +110,8 @@ class RelativeConvolutionalAttention(nn.Module):
 
     The memory is Transformer-XL's: the inputs of this layer before the first token. Keys and values are convolved over
     memory and tokens, queries over the tokens alone, so the first `kernel` - 1 outputs differ from one pass over both.
-    `step(token, state)` and `extend(tokens, state)` keep the last queries as well and equal one pass.
+    `step(token, state)` and `extend(tokens, state)` keep the last queries as well and equal one pass. Beyond `reach`,
+    where one pass is refused, they forget: each token attends to the last P alone.
 
     Reads as: couplings[b, h, r, s] is the share of sender s in the output of head h for token r; the first senders are
         the memory.
@@ -163,6 +167,11 @@ class RelativeConvolutionalAttention(nn.Module):
 
     def forward(self, tokens: Tensor, memory: Tensor | None = None, visible: Tensor | None = None) -> Tensor:
         context = tokens if memory is None else torch.cat((memory, tokens), 1)
+        if 0 < self.reach < context.shape[1]:
+            raise UsageError(
+                f"reach is {self.reach}, and there are {context.shape[1]} tokens to attend to; give fewer, or a larger"
+                " one, or read them by extend, which forgets the first ones."
+            )
         parts = self._read(tokens, context)
         if visible is not None:
             parts = [part.masked_fill(~visible[:, -part.shape[1] :, None], 0) for part in parts]
@@ -182,7 +191,8 @@ class RelativeConvolutionalAttention(nn.Module):
         if state is not None:
             k, v = torch.cat((state.keys, k), 2), torch.cat((state.values, v), 2)
         last = [part[:, part.shape[1] - kept :] for part in joined]
-        return self._exchange(q, k, v), RelativeState(k, v, (last[0], last[1], last[2]))
+        out, forgotten = self._exchange(q, k, v), max(k.shape[2] + 1 - self.reach, 0) if self.reach else 0
+        return out, RelativeState(k[:, :, forgotten:], v[:, :, forgotten:], (last[0], last[1], last[2]))
 
     def step(self, token: Tensor, state: RelativeState | None = None) -> tuple[Tensor, RelativeState]:
         """One token: (batch, dim) and the state before it -> (batch, dim) and the state behind it."""
