@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mereo.data import load_splits
-from mereo.data.recall import answers, gap_shares, make_sequences
+from mereo.data.recall import answers, gap_shares, make_sequences, read_query
 from mereo.data.registry import find_dataset
 from mereo.data.sets.mqar import PAIRS
 from mereo.errors import UsageError
@@ -58,12 +58,32 @@ def test_the_vocabulary_is_the_number_of_outputs() -> None:
         ([1, 9, 1, 8, 0, 0], "key 1 twice among the pairs"),
         ([1, 9, 2, 8, 1, 1], "key 1 twice among the queries"),
         ([1, 9, 2, 8, 3, 0], "key 3, which no pair has"),
+        ([1, 9, 0, 8, 1, 0], "has the key 0, which fills"),
+        ([], r"tokens are \(1, 0\) and pairs 2"),
+        ([1, 9, 2], r"tokens are \(1, 3\) and pairs 2"),
     ],
 )
 def test_sequences_without_one_answer_are_refused(tokens: list[int], error: str) -> None:
     with pytest.raises(UsageError, match=error):
-        answers(torch.tensor([tokens]), 2)
+        answers(torch.tensor([tokens], dtype=torch.int64), 2)
     assert answers(torch.tensor([[1, 9, 2, 8, 2, 0, 1, 0]]), 2).tolist() == [[-1, -1, -1, -1, 8, -1, 9, -1]]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("1 9, 1 8, 1", "key 1 twice among the pairs"), ("1 9 2 8 1 1", "key 1 twice among the queries"),
+        ("1 9 2 8 3", "key 3, which no pair has"), ("1 9 2 8 1 9 1", "key 1 twice among the pairs"),
+        ("1 9 2 8 9", "key 9, which no pair has"), ("1 9 2 8 0", "asks for no key"), ("1 9", "asks for no key"),
+        ("0 9 1 8 1", "does not begin with a pair"), ("1", "does not begin with a pair"),
+        ("", "give whole numbers from 0 to 15"), ("one", "give whole numbers"), ("1 16 1", "from 0 to 15"),
+    ],
+)  # fmt: skip
+def test_written_sequences_without_one_answer_are_refused(text: str, error: str) -> None:
+    with pytest.raises(UsageError, match=error):
+        read_query(text, 16)
+    tokens, labels = read_query("1 9, 2 8, 2 0 1", 16)
+    assert tokens.tolist() == [[1, 9, 2, 8, 2, 0, 1]] and labels.tolist() == [[-1, -1, -1, -1, 8, -1, 9]]
 
 
 @pytest.mark.parametrize("options", ["length=16,pairs=5", "length=2", "pairs=8,vocab=16", "train=0", "length=-64"])

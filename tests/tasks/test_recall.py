@@ -1,6 +1,7 @@
 """Recall: its loss and accuracy by loops over labelled places, and a network that learns to recall."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -42,13 +43,17 @@ def test_a_run_learns_predicts_and_draws(tmp_path: Path, capsys: pytest.CaptureF
     test = load_splits(config.data, length=16).test.subset(torch.arange(500))
     assert evaluate(model, test, task=Recall()).accuracy > 0.6
     capsys.readouterr()
-    words = ["predict", "--weights", str(run), "--prompt", "1 9, 2 8, 1", "--out", str(tmp_path / "drawn"), "--json"]
+    words = ["predict", "--weights", str(run), "--prompt", "1 9, 2 8, 2 0 1", "--out", str(tmp_path / "drawn"), "--json"]
     assert main(words) == 0
-    (found,) = json.loads(capsys.readouterr().out)["predictions"]
+    predictions = json.loads(capsys.readouterr().out)["predictions"]
     with torch.inference_mode():
-        shares = model(torch.tensor([[1, 9, 2, 8, 1]]))[0, -1].softmax(-1)
-    assert found["asked"] == 1 and found["answer"] == int(shares.argmax())
-    assert found["probability"] == pytest.approx(float(shares.max()), rel=1e-4)
+        shares = model(torch.tensor([[1, 9, 2, 8, 2, 0, 1]]))[0, [4, 6]].softmax(-1)
+    assert [(found["asked"], found["true"]) for found in predictions] == [(2, 8), (1, 9)]
+    for found, row in zip(predictions, shares, strict=True):
+        assert found["answer"] == int(row.argmax())
+        assert found["probability"] == pytest.approx(float(row.max()), rel=1e-4)
+    assert main(words[:-1]) == 0 and capsys.readouterr().out.count("prompt: ") == 2
     assert (tmp_path / "drawn" / "prompt.png").stat().st_size
-    assert main([*words[:4], "one two"]) == 2 and "whole numbers" in capsys.readouterr().err
+    for prompt, error in (("one two", "prompt: .*whole numbers"), ("1 9 2 8 3", "prompt: .*key 3, which no pair has")):
+        assert main([*words[:4], prompt]) == 2 and re.search(error, capsys.readouterr().err)
     assert (run / "samples_test.png").stat().st_size and (run / "samples_train.png").stat().st_size

@@ -105,10 +105,11 @@ def _unless_json(predictions: list[dict[str, Any]], options: PredictOptions, sou
 
 
 def _recall(model: Any, options: PredictOptions, paths: Sequence[Path], source: Path) -> None:
-    """Print the answer to the last token of each sequence of numbers, and draw the sequences."""
+    """Print the answer to each query of each sequence of numbers, and draw the sequences."""
     import torch
 
     from mereo.data import Batch
+    from mereo.data.recall import read_query
     from mereo.tasks.recall import Recall, draw_recall
 
     texts = {str(path): path.read_bytes()[:LONGEST_PROMPT].decode(errors="replace") for path in paths}
@@ -119,20 +120,23 @@ def _recall(model: Any, options: PredictOptions, paths: Sequence[Path], source: 
     out = options.out or new_folder("predictions")
     out.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        words = text.replace(",", " ").split()
-        if not words or not all(word.isdecimal() for word in words):
-            raise UsageError(f"{name} is {text[:40]!r}; {source} recalls from whole numbers, such as '3 140 7 150 3'.")
-        tokens = torch.tensor([[int(word) for word in words]], device=next(model.parameters()).device)
+        try:
+            tokens, labels = read_query(text, model.vocab_size)
+        except UsageError as error:
+            raise UsageError(f"{name}: {error}") from error
         with torch.inference_mode():
-            outputs = task.kept(model(tokens))
-        answer, share = int(outputs[0, -1, 0]), float(outputs[0, -1, 1])
-        predictions.append({"path": name, "asked": int(tokens[0, -1]), "answer": answer, "probability": share})
-        labels = torch.full_like(tokens, -1)
-        labels[0, -1] = answer
-        draw_recall(Batch(tokens=tokens, labels=labels), None, out / f"{Path(name).stem}.png")
+            outputs = task.kept(model(tokens.to(next(model.parameters()).device))).cpu()
+        for place in (labels[0] >= 0).nonzero().flatten().tolist():
+            asked, true = int(tokens[0, place]), int(labels[0, place])
+            answer, share = outputs[0, place].tolist()
+            predictions.append(
+                {"path": name, "asked": asked, "answer": int(answer), "probability": share, "true": true}
+            )
+        draw_recall(Batch(tokens=tokens, labels=labels), outputs[..., 0].long(), out / f"{Path(name).stem}.png")
         say(f"written: {out / f'{Path(name).stem}.png'}", file=sys.stderr)
     for each in _unless_json(predictions, options, source):
-        say(f"{each['path']}: {each['asked']} -> {each['answer']} ({100 * each['probability']:.1f} %)")
+        share = 100 * each["probability"]
+        say(f"{each['path']}: {each['asked']} -> {each['answer']} ({share:.1f} %); it is {each['true']}")
 
 
 def _questions(model: Any, options: PredictOptions, paths: Sequence[Path], source: Path) -> None:

@@ -57,6 +57,30 @@ class LabelledTokens(TensorSet):
         return batch.to(options.device or self.tokens.device)
 
 
+def read_query(text: str, vocab: int) -> tuple[Tensor, Tensor]:
+    """The tokens of a sequence written as whole numbers, such as "3 140 7 150 3", and the label of each place.
+
+    Shapes: int64 (1, length) each.
+
+    Raises:
+        UsageError: for other words, tokens that are not in the vocabulary, no pair or no query, and as for `answers`.
+    """
+    words, half = text.replace(",", " ").split(), vocab // 2
+    example = f"such as '1 {half} 2 {half + 1} 1'"
+    if not words or not all(word.isdecimal() and int(word) < vocab for word in words):
+        raise UsageError(f"the sequence is {text[:40]!r}; give whole numbers from 0 to {vocab - 1}, {example}.")
+    tokens = torch.tensor([[int(word) for word in words]])
+    keys, values = tokens[0, : 2 * (len(words) // 2)].unflatten(0, (-1, 2)).unbind(1)
+    pairs = int(((keys > 0) & (keys < half) & (values >= half)).long().cumprod(0).sum())
+    if not pairs or not bool(tokens[0, 2 * pairs :].any()):
+        what = "asks for no key" if pairs else "does not begin with a pair"
+        raise UsageError(
+            f"the sequence {text[:40]!r} {what}; give pairs of a key (1 to {half - 1}) and a value ({half} to"
+            f" {vocab - 1}), then keys of them, {example}."
+        )
+    return tokens, answers(tokens, pairs)
+
+
 def answers(tokens: Tensor, pairs: int) -> Tensor:
     """The label of each place: behind the pairs, the value of the key that stands there; -1 elsewhere.
 
@@ -66,9 +90,16 @@ def answers(tokens: Tensor, pairs: int) -> Tensor:
     Shapes: int64 (sequences, length) -> the same.
 
     Raises:
-        UsageError: for a key that stands twice among the pairs or is asked twice, and a query without a pair.
+        UsageError: for too short sequences, a key of 0, which fills, a key that stands twice among the pairs or is
+            asked twice, and a query without a pair.
     """
+    if tokens.dim() != 2 or not 1 <= pairs <= tokens.shape[1] // 2:
+        raise UsageError(
+            f"tokens are {tuple(tokens.shape)} and pairs {pairs}; they must be (sequences, 2 pairs or more)."
+        )
     keys, values, asked = tokens[:, : 2 * pairs : 2], tokens[:, 1 : 2 * pairs : 2], tokens[:, 2 * pairs :]
+    if bool((keys == 0).any()):
+        raise UsageError(f"sequence {int((keys == 0).any(1).nonzero()[0])} has the key 0, which fills; give another.")
     for part, where in ((keys, "among the pairs"), (asked, "among the queries")):
         ordered = part.sort(1).values
         again = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] > 0)
