@@ -11,6 +11,7 @@ from torch import Tensor
 from mereo.data.pointing import (
     FORMS,
     area_of,
+    check_problem,
     convex_hull,
     cycle_form,
     delaunay_triangles,
@@ -108,6 +109,27 @@ def test_triangles_fill_the_hull_and_their_circles_are_empty() -> None:
         delaunay_triangles(torch.tensor([[[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]]))
     with pytest.raises(UsageError, match="2 in a set"):
         delaunay_triangles(some(1, 2))
+    angles = torch.tensor([0.1, 1.3, 2.2, 4.0, 5.1], dtype=torch.float64)
+    for on_a_circle in (torch.tensor(SQUARE), torch.stack((angles.cos(), angles.sin()), 1) / 3 + 0.4):
+        for scale in (1.0, 1e-3, 1e6):
+            with pytest.raises(UsageError, match="set 1 are on a circle, so their triangles are not unique"):
+                delaunay_triangles(scale * torch.stack((some(1, len(on_a_circle))[0], on_a_circle.double())))
+    # A circle that holds another point is no circle of the triangulation.
+    assert len(delaunay_triangles(torch.tensor([[*SQUARE, [0.5, 0.4]]]))[0]) == 4
+
+
+@pytest.mark.parametrize("problem", ["hull", "triangles"])
+def test_points_on_a_line_have_no_hull_or_triangles(problem: str) -> None:
+    place = np.array([0.1, 0.25, 0.7, 0.9])
+    for slope, start in ((0.0, 0.3), (0.7, 0.1), (1.0, 0.0), (0.31, 0.6)):
+        line = np.stack((place, slope * place + start), 1).astype(np.float32).astype(np.float64)
+        with pytest.raises(UsageError, match="4 on a line"):
+            check_problem(line, problem)
+        check_problem(line + np.array([[0, 0], [0, 1e-4], [0, 0], [0, 0]]), problem)
+    for count in (1, 2):
+        with pytest.raises(UsageError, match="at least 3 rows"):
+            check_problem(np.array(SQUARE[:count]), problem)
+    check_problem(np.array(SQUARE[:1]), "tour")
 
 
 def test_answers_that_mean_the_same_have_one_form() -> None:

@@ -122,6 +122,7 @@ def test_points_beyond_the_unit_square_are_scaled_alike_in_both_directions() -> 
         ("a.csv", "x,y\n1,one\n", "one"),
         ("a.csv", "x,y\n1,nan\n", "set a.*finite"),
         ("a.csv", "x,y\n1,2\n1,2\n", r"\(1.0, 2.0\) 2 times"),
+        ("a.csv", "x,y\n-1e308,0\n1e308,0\n0,1\n", r"set a: points are from -1e\+308 to 1e\+308, too far apart"),
         ("a.json", "[]", "no points"),
         ("a.json", "[[[0, 1], []]]", "not sets of points"),
         ("a.json", "{", "not sets of points"),
@@ -135,6 +136,17 @@ def test_what_is_wrong_with_a_file_is_named(tmp_path: Path, name: str, content: 
     (tmp_path / name).write_text(content)
     with pytest.raises(UsageError, match=rf"{name}.*{named}"):
         read_sets(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "named"),
+    [([3, 9], "lengths hold 9"), ([-2, 3], "lengths hold -2"), ([0, 3], "lengths hold 0"), ([3], r"of shape \(1,\)"),
+     ([1.5, 2.0], "lengths are float64")],
+)  # fmt: skip
+def test_lengths_of_a_file_that_are_none_are_named(tmp_path: Path, lengths: list[float], named: str) -> None:
+    np.savez(tmp_path / "a.npz", points=np.array([THREE, THREE]), lengths=lengths)
+    with pytest.raises(UsageError, match=rf"a\.npz.*{named}.*2 whole numbers from 1 to 3"):
+        read_sets(tmp_path / "a.npz")
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

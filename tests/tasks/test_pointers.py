@@ -100,6 +100,13 @@ def test_arrays_are_predicted_and_what_is_wrong_with_them_is_named() -> None:
             mereo.predict(model, wrong)
     with pytest.raises(UsageError, match="tta"):
         mereo.predict(model, points, tta=True)
+    line = np.arange(4.0)[:, None] * [3, 1]
+    assert sorted(mereo.predict(model, line)[0].values["points"]) == [0, 1, 2, 3]
+    model.metadata = {"task": "pointers", "task_options": {"problem": "hull"}}
+    for wrong, named in ((line, "set0: points are 4 on a line"), (points[:2], "set0: points are .2, 2.")):
+        with pytest.raises(UsageError, match=named):
+            mereo.predict(model, wrong)
+    assert len(mereo.predict(model, points)) == 1
 
 
 @pytest.mark.long

@@ -43,7 +43,16 @@ def test_a_run_learns_predicts_and_draws(tmp_path: Path, capsys: pytest.CaptureF
     test = load_splits(config.data, length=16).test.subset(torch.arange(500))
     assert evaluate(model, test, task=Recall()).accuracy > 0.6
     capsys.readouterr()
-    words = ["predict", "--weights", str(run), "--prompt", "1 9, 2 8, 2 0 1", "--out", str(tmp_path / "drawn"), "--json"]
+    words = [
+        "predict",
+        "--weights",
+        str(run),
+        "--prompt",
+        "1 9, 2 8, 2 0 1",
+        "--out",
+        str(tmp_path / "drawn"),
+        "--json",
+    ]
     assert main(words) == 0
     predictions = json.loads(capsys.readouterr().out)["predictions"]
     with torch.inference_mode():

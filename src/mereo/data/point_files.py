@@ -56,8 +56,8 @@ def read_sets(path: Path) -> NamedSets:
     neither its hull nor its tour: networks are trained there.
 
     Raises:
-        UsageError: for no points, points that are not finite or there twice, pointers to points that are not there, and
-            other files.
+        UsageError: for no points, points that are not finite, too far apart or there twice, lengths that are none,
+            pointers to points that are not there, and other files.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(f"{path} is not a file of points; give {', '.join(SUFFIXES)}.")
@@ -74,14 +74,16 @@ def read_sets(path: Path) -> NamedSets:
         raise UsageError(f"{path} is not sets of points as {path.suffix} holds them ({error}).") from error
     if not sets:
         raise UsageError(f"{path} has no points; give at least one set.")
+    fitted = []
     for name, each in zip(names, sets, strict=True):
         try:
             check_points(each)
+            fitted.append(in_unit_square(each))
         except UsageError as error:
             raise UsageError(f"{path}, set {name}: {error}") from error
     if pointers is not None:
         _check_pointers(path, sets, pointers)
-    return NamedSets(names, [in_unit_square(each) for each in sets], pointers)
+    return NamedSets(names, fitted, pointers)
 
 
 def _check_pointers(path: Path, sets: Sequence[Floats], pointers: Sequence[Sequence[int]]) -> None:
@@ -94,11 +96,19 @@ def _check_pointers(path: Path, sets: Sequence[Floats], pointers: Sequence[Seque
 
 
 def in_unit_square(points: Floats) -> Floats:
-    """Points as they are if they lie in the unit square, else moved and scaled into it."""
+    """Points as they are if they lie in the unit square, else moved and scaled into it.
+
+    Raises:
+        UsageError: for points so far apart that their distance is not finite.
+    """
     low, high = points.min(0), points.max(0)
     if low.min() >= 0 and high.max() <= 1:
         return points
-    return (points - low) / ((high - low).max() or 1.0)
+    with np.errstate(over="ignore"):
+        size = float((high - low).max())
+    if not np.isfinite(size):
+        raise UsageError(f"points are from {low.min():g} to {high.max():g}, too far apart; give smaller numbers.")
+    return (points - low) / (size or 1.0)
 
 
 _Read = tuple[list[str], list[Any], list[list[int]] | None]
@@ -129,6 +139,13 @@ def _read_npz(content: bytes, name: str) -> _Read:
         held = {key: found[key] for key in ("points", "lengths", "pointers") if key in found}
     points = held["points"] if held["points"].ndim == 3 else held["points"][None]
     lengths = held.get("lengths", np.full(len(points), points.shape[1]))
+    whole = np.issubdtype(lengths.dtype, np.integer) and lengths.shape == (len(points),)
+    if not whole or (wrong := lengths[(lengths < 1) | (lengths > points.shape[1])]).size:
+        given = f"hold {wrong[0]}" if whole else f"are {lengths.dtype} of shape {lengths.shape}"
+        raise UsageError(
+            f"lengths {given}; they must be {len(points)} whole numbers from 1 to {points.shape[1]}, the points of each"
+            " set."
+        )
     rows = held.get("pointers")
     pointers = None if rows is None else [[each for each in row if each != PADDING] for row in rows.tolist()]
     return _numbered(name, len(points)), [row[:n] for row, n in zip(points, lengths, strict=True)], pointers

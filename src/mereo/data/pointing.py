@@ -16,6 +16,10 @@ from mereo.errors import UsageError
 Floats = npt.NDArray[np.float64]
 MOST_EXACT = 20
 """Cities of a tour up to which it is found by dynamic programming."""
+RESOLVED = 1e-7
+"""Width of a set of points in the unit square, in float32, up to which it is on a line."""
+ROUNDING = 1e-12
+"""Share of the size of a set up to which points are on a line or a circle, in float64."""
 _AT_ONCE = 2**24
 """Numbers of a table of tours."""
 
@@ -161,9 +165,28 @@ def convex_hull(points: Floats) -> list[int]:
             chain.append(j)
         corners += chain[:-1]
     if len(corners) < 3:
-        raise UsageError(f"points are {len(rows)} on a line, which has no hull; give points on no common line.")
+        raise _on_a_line(len(rows))
     first = corners.index(min(corners))
     return [j + 1 for j in corners[first:] + corners[:first]]
+
+
+def check_problem(points: Floats, problem: str) -> None:
+    """UsageError for points of the unit square without an answer: a hull or triangles need three on no common line.
+
+    Args:
+        points: (n, 2), rounded to float32.
+        problem: of `FORMS`.
+    """
+    if problem not in ("hull", "triangles"):
+        return
+    hull = torch.tensor([convex_hull(points)])
+    area, (width, height) = float(area_of(torch.from_numpy(points)[None], hull)), np.ptp(points, 0)
+    if 2 * area <= RESOLVED * max(width, height):
+        raise _on_a_line(len(points))
+
+
+def _on_a_line(count: int) -> UsageError:
+    return UsageError(f"points are {count} on a line, which has no hull; give points on no common line.")
 
 
 def shortest_tours(points: Tensor) -> Tensor:
@@ -255,21 +278,33 @@ def _improved(points: Tensor) -> Tensor:
 def delaunay_triangles(points: Tensor) -> list[Tensor]:
     """The triangles whose circle holds no other point, by trying all, in their one form.
 
-    Shapes: points (batch, n, 2), no four on a circle -> for each set int64 (triangles, 3).
+    Shapes: points (batch, n, 2) -> for each set int64 (triangles, 3).
+
+    Raises:
+        UsageError: for fewer than three points, points on a line, and four points on a circle that holds no other, such
+            as the corners of a square: their triangles are not unique.
     """
     wide, number = points.double(), points.shape[1]
     if number < 3:
         raise UsageError(f"points are {number} in a set; a triangle needs three.")
     triples = torch.tensor(list(itertools.combinations(range(number), 3)))
     a, b, c = (wide[:, triples[:, k]] for k in range(3))
+    size = (wide.amax(1) - wide.amin(1)).amax(1)
     turn = _cross(b - a, c - a)
+    turn = turn.masked_fill(turn.abs() <= ROUNDING * size.square().unsqueeze(1), 0)
     away = wide.unsqueeze(1)
     # A point d is inside the circle where this determinant has the sign of the triangle's turn.
     da, db, dc = (corner.unsqueeze(2) - away for corner in (a, b, c))
     sa, sb, sc = (d.square().sum(3) for d in (da, db, dc))
     inside = (sa * _cross(db, dc) + sb * _cross(dc, da) + sc * _cross(da, db)) * turn.sign().unsqueeze(2)
-    inside = inside.scatter(2, triples.expand(len(wide), -1, -1), -1.0)  # the corners themselves
-    empty = (inside <= 0).all(2) & (turn != 0)
+    least = ROUNDING * size.pow(4)[:, None, None]
+    corners = torch.zeros_like(inside, dtype=torch.bool).scatter(2, triples.expand(len(wide), -1, -1), True)
+    empty = ((inside <= least) | corners).all(2) & (turn != 0)
+    tied = empty.unsqueeze(2) & (inside >= -least) & ~corners
+    if bool(tied.any()):
+        row, triple, other = tied.nonzero()[0].tolist()
+        four = ", ".join(str(tuple(points[row, k].tolist())) for k in sorted([*triples[triple].tolist(), other]))
+        raise UsageError(f"points {four} of set {row} are on a circle, so their triangles are not unique; move one.")
     if not bool(empty.any(1).all()):
         raise UsageError(f"points are {number} on a line in one set, which has no triangles; give other points.")
     found = []

@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_map_only
 
 from mereo.data import Images
 from mereo.data.point_files import NamedSets, in_unit_square, read_sets
-from mereo.data.pointing import check_points
+from mereo.data.pointing import check_points, check_problem
+from mereo.data.points import PointSets
 from mereo.errors import UsageError, type_of
 from mereo.inference.evaluate import batches
 from mereo.inference.mode import evaluating
@@ -58,8 +59,17 @@ def predict_sets(
         folder: of the predictions, made if it does not exist.
         top: as in `mereo.inference.predict.predict`.
         batch_size: sets at a time.
+
+    Raises:
+        UsageError: for points on a line, or fewer than three, of which hulls or triangles are wanted.
     """
     task, device = task_of(model), next(model.parameters()).device
+    if isinstance(split, PointSets):
+        for name, points, length in zip(names, split.points, split.lengths.tolist(), strict=True):
+            try:
+                check_problem(points[:length].double().numpy(), task.options.problem)
+            except UsageError as error:
+                raise UsageError(f"{name}: {error}") from error
     with evaluating(model):
         kept = [
             tree_map_only(Tensor, Tensor.cpu, task.kept(task.apply(model, batch)))

@@ -145,6 +145,9 @@ def test_what_it_cannot_read_is_named() -> None:
             model(points, torch.tensor(lengths))
     with pytest.raises(UsageError, match=r"lengths are \(2,\)"):
         model(points, torch.tensor([1, 2]))
+    for wrong in (6, -2):
+        with pytest.raises(UsageError, match=f"targets hold {wrong}; they must be from -1 .padding. to 5, the points"):
+            made()(some(), None, torch.tensor([[2, wrong, 0]] * 3))
     with pytest.raises(UsageError, match=r"targets are .*\(2, 3\)"):
         model(points, None, torch.zeros(2, 3, dtype=torch.int64))
     with pytest.raises(UsageError, match="beam is 0"):

@@ -248,6 +248,13 @@ class PointerNetwork(Network):
                 f"targets are {targets.dtype} of shape {tuple(targets.shape)}; they must be int64"
                 f" ({len(memory.points)}, steps)."
             )
+        last = memory.points.shape[1] - 1
+        if targets.numel() and not torch.compiler.is_compiling():
+            low, high = (int(value) for value in targets.aminmax())
+            if low < -1 or high > last:
+                raise UsageError(
+                    f"targets hold {low if low < -1 else high}; they must be from -1 (padding) to {last}, the points."
+                )
         before = torch.cat((torch.zeros_like(targets[:, :1]), targets[:, :-1].clamp(min=0)), 1)
         state = memory.hidden, memory.cell
         if self.attention is None:
