@@ -21,6 +21,7 @@ from mereo.models import get_model_entry
 from mereo.models.weights import load_tensors
 from mereo.tasks import Language
 from mereo.tasks.language import LanguageMetrics, compressed_bits
+from mereo.tasks.recall import Recall
 from mereo.training.config import TrainConfig
 from mereo.training.estimate import estimate
 from mereo.training.plan import make_plan
@@ -184,6 +185,21 @@ def test_the_commands(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "reads tokens" in capsys.readouterr().err
     assert main(["export", "runs/run", "--out", "exported"]) == 0
     assert any(Path("exported").iterdir())
+
+
+def test_bits_of_a_network_that_reads_later_bytes_are_said_to_be_none_of_prediction(
+    text: Path, tmp_path: Path, capsys: Any
+) -> None:
+    sizes = {key: value for key, value in (get_model_entry("pldr_llm_tiny").tiny or {}).items() if key != "vocab_size"}
+    line = "bits per byte are not strictly autoregressive"
+    for scope, times in (("all", 1), ("prefix", 0)):
+        changes = {"model": "pldr_llm_tiny", "model_args": {**sizes, "metric_scope": scope}, "epochs": 1, "limit": 32}
+        result = train(config(text, tmp_path, name=scope, **changes), pictures=False)
+        assert capsys.readouterr().out.count(line) == times
+        assert main(["evaluate", str(result.folder.path), "--out", str(tmp_path / scope), "--limit", "32"]) == 0
+        assert capsys.readouterr().out.count(f"{scope}: {line}") == times
+        assert (tmp_path / scope / "report.md").read_text().count(line[1:]) == times
+        assert Recall().remarks(result.model) == []
 
 
 def test_a_continuation_is_the_same_for_the_same_seed_and_ends_with_the_text() -> None:

@@ -60,6 +60,9 @@ def _show_accuracy(document: dict[str, Any]) -> None:
         for name, model in models.items():
             if (line := words(name, model)) is not None:
                 say(line)
+    for name, model in models.items():
+        for line in model.get("remarks", ()):
+            say(f"{name}: {line}")
 
 
 def _show_couplings(document: dict[str, Any]) -> None:

@@ -133,13 +133,14 @@ class _Evaluation:
             with self.reporter.stage(f"{network.name}: {task.chooses[0]}", len(network.split)) as advance:
                 figures = evaluate(network.model, network.split, task=task, batch_size=plan.batch_size, intervals=True)
                 advance(len(network.split))
-            references = task.references(network.split)
+            references, remarks = task.references(network.split), task.remarks(network.model)
             self.models[network.name] = {
                 **_description(network),
                 "count": figures.count,
                 "metrics": figures.values,
                 "intervals": {name: list(ends) for name, ends in figures.intervals.items()},
                 **({"references": references} if references else {}),
+                **({"remarks": remarks} if remarks else {}),
             }
             reason = f"it needs one score for each class, and the outputs of the task {task.name} are something else"
             asked = {"corruptions": plan.corruptions, "attacks": plan.attacks, "equivariance": plan.equivariance}

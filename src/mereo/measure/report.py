@@ -223,6 +223,7 @@ def _model(name: str, model: dict[str, Any]) -> list[str]:
         )
     if "scores" in model:
         parts += _scores(model["scores"], folder)
+    parts += [f"{line[0].upper()}{line[1:]}." for line in model.get("remarks", ())]
     parts += [f"Not measured: {part}, because {why}." for part, why in model.get("not_measured", {}).items()]
     if "masking" in model:
         parts += _masking(model)

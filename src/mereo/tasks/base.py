@@ -415,6 +415,10 @@ class Task(ABC):
         """Lines about the data that are printed before a training; none by default."""
         return []
 
+    def remarks(self, model: nn.Module) -> list[str]:
+        """Lines about what metrics of a network mean, printed with a training and an evaluation; none by default."""
+        return []
+
     @abstractmethod
     def example(self, model: nn.Module, count: int, objects: int = 1) -> Batch:
         """A prepared batch of random values with the shapes of a training batch, for dry runs."""

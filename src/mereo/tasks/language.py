@@ -108,7 +108,8 @@ class Language(Task):
     """Scores for the next byte at every place of a text.
 
     A model is measured by the bits that it needs for a byte, as a compressor is: -log2 of the probability that it gives
-    to the byte that follows, averaged over all bytes. In an evaluation it reads each window by itself.
+    to the byte that follows, averaged over all bytes. In an evaluation it reads each window by itself, in one pass; of
+    a model that is not `causal`, later bytes change the scores of earlier ones there, and the bits may be too few.
     """
 
     name = "language"
@@ -131,6 +132,14 @@ class Language(Task):
 
     def metrics(self) -> LanguageMetrics:
         return LanguageMetrics()
+
+    def remarks(self, model: nn.Module) -> list[str]:
+        if getattr(model, "causal", True):
+            return []
+        return [
+            "bits per byte are not strictly autoregressive: a window is read in one pass, in which later bytes change"
+            " the scores of earlier ones"
+        ]
 
     def references(self, split: Images) -> dict[str, dict[str, float]]:
         if not isinstance(split, TokenWindows):

@@ -207,6 +207,7 @@ def describe_setup(setup: Setup) -> list[str]:
         describe_contradictions(setup),
         *describe_augmentation(setup),
         *setup.task.describe_data(splits.train, splits.validation, splits.test),
+        *setup.task.remarks(setup.model),
         setup.start,
         describe_inserted(setup.model),
     )
