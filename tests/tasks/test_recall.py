@@ -64,5 +64,8 @@ def test_a_run_learns_predicts_and_draws(tmp_path: Path, capsys: pytest.CaptureF
     assert main(words[:-1]) == 0 and capsys.readouterr().out.count("prompt: ") == 2
     assert (tmp_path / "drawn" / "prompt.png").stat().st_size
     for prompt, error in (("one two", "prompt: .*whole numbers"), ("1 9 2 8 3", "prompt: .*key 3, which no pair has")):
-        assert main([*words[:4], prompt]) == 2 and re.search(error, capsys.readouterr().err)
+        assert main([*words[:4], prompt, "--out", str(tmp_path / "none")]) == 2 and re.search(
+            error, capsys.readouterr().err
+        )
+    assert not (tmp_path / "none").exists()
     assert (run / "samples_test.png").stat().st_size and (run / "samples_train.png").stat().st_size

@@ -115,15 +115,16 @@ def _recall(model: Any, options: PredictOptions, paths: Sequence[Path], source: 
     texts = {str(path): path.read_bytes()[:LONGEST_PROMPT].decode(errors="replace") for path in paths}
     if options.prompt is not None:
         texts["prompt"] = options.prompt
-    task = Recall()
-    predictions: list[dict[str, Any]] = []
-    out = options.out or new_folder("predictions")
-    out.mkdir(parents=True, exist_ok=True)
+    sequences = {}
     for name, text in texts.items():
         try:
-            tokens, labels = read_query(text, model.vocab_size)
+            sequences[name] = read_query(text, model.vocab_size)
         except UsageError as error:
             raise UsageError(f"{name}: {error}") from error
+    task, out = Recall(), options.out or new_folder("predictions")
+    out.mkdir(parents=True, exist_ok=True)
+    predictions: list[dict[str, Any]] = []
+    for name, (tokens, labels) in sequences.items():
         with torch.inference_mode():
             outputs = task.kept(model(tokens.to(next(model.parameters()).device))).cpu()
         for place in (labels[0] >= 0).nonzero().flatten().tolist():
