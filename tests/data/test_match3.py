@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mereo.data import load_splits
-from mereo.data.match3 import draw_triples, make_triples
+from mereo.data.match3 import draw_triples, make_triples, read_triples
 from mereo.data.registry import find_dataset
 from mereo.errors import UsageError
 
@@ -43,3 +43,13 @@ def test_splits_are_seeded_and_differ() -> None:
 def test_impossible_sizes_are_refused(options: str) -> None:
     with pytest.raises(UsageError, match=options.partition("=")[0]):
         find_dataset(f"match3:{options}")
+
+
+def test_sequences_of_a_user_are_read_with_their_labels() -> None:
+    made = make_triples(5, 13, 3, 0)
+    for tokens, labels in zip(made.tokens.tolist(), made.labels.tolist(), strict=True):
+        read = read_triples(" ".join(map(str, tokens)), 13)
+        assert [each.tolist() for each in read] == [[tokens], [labels]]
+    for text, words in (("1 2 3 4", "has 4 numbers; give three equal groups"), ("1 2 x", "whole numbers from 0 to 12")):
+        with pytest.raises(UsageError, match=words):
+            read_triples(text, 13)

@@ -109,19 +109,20 @@ def _recall(model: Any, options: PredictOptions, paths: Sequence[Path], source: 
     import torch
 
     from mereo.data import Batch
-    from mereo.data.recall import read_query
+    from mereo.inference.predict import task_of
     from mereo.tasks.recall import Recall, draw_recall
 
     texts = {str(path): path.read_bytes()[:LONGEST_PROMPT].decode(errors="replace") for path in paths}
     if options.prompt is not None:
         texts["prompt"] = options.prompt
-    sequences = {}
+    task, sequences = task_of(model), {}
+    assert isinstance(task, Recall)
     for name, text in texts.items():
         try:
-            sequences[name] = read_query(text, model.vocab_size)
+            sequences[name] = task.read(text, model.vocab_size)
         except UsageError as error:
             raise UsageError(f"{name}: {error}") from error
-    task, out = Recall(), options.out or new_folder("predictions")
+    out = options.out or new_folder("predictions")
     out.mkdir(parents=True, exist_ok=True)
     predictions: list[dict[str, Any]] = []
     for name, (tokens, labels) in sequences.items():

@@ -57,6 +57,14 @@ class LabelledTokens(TensorSet):
         return batch.to(options.device or self.tokens.device)
 
 
+def read_tokens(text: str, vocab: int, example: str) -> Tensor:
+    """Whole numbers of a vocabulary: int64 (1, length); UsageError, with the example, for anything else."""
+    words = text.replace(",", " ").split()
+    if not words or not all(word.isdecimal() and int(word) < vocab for word in words):
+        raise UsageError(f"the sequence is {text[:40]!r}; give whole numbers from 0 to {vocab - 1}, {example}.")
+    return torch.tensor([[int(word) for word in words]])
+
+
 def read_query(text: str, vocab: int) -> tuple[Tensor, Tensor]:
     """The tokens of a sequence written as whole numbers, such as "3 140 7 150 3", and the label of each place.
 
@@ -65,12 +73,10 @@ def read_query(text: str, vocab: int) -> tuple[Tensor, Tensor]:
     Raises:
         UsageError: for other words, tokens that are not in the vocabulary, no pair or no query, and as for `answers`.
     """
-    words, half = text.replace(",", " ").split(), vocab // 2
+    half = vocab // 2
     example = f"such as '1 {half} 2 {half + 1} 1'"
-    if not words or not all(word.isdecimal() and int(word) < vocab for word in words):
-        raise UsageError(f"the sequence is {text[:40]!r}; give whole numbers from 0 to {vocab - 1}, {example}.")
-    tokens = torch.tensor([[int(word) for word in words]])
-    keys, values = tokens[0, : 2 * (len(words) // 2)].unflatten(0, (-1, 2)).unbind(1)
+    tokens = read_tokens(text, vocab, example)
+    keys, values = tokens[0, : 2 * (tokens.shape[1] // 2)].unflatten(0, (-1, 2)).unbind(1)
     pairs = int(((keys > 0) & (keys < half) & (values >= half)).long().cumprod(0).sum())
     if not pairs or not bool(tokens[0, 2 * pairs :].any()):
         what = "asks for no key" if pairs else "does not begin with a pair"

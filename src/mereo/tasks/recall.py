@@ -4,6 +4,7 @@ Source: arXiv:2312.04927, multi-query associative recall.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,12 +12,34 @@ import torch
 from torch import Tensor, nn
 
 from mereo.data import Batch, Images
+from mereo.data.match3 import read_triples
+from mereo.data.recall import read_query
+from mereo.errors import check_choice
 from mereo.models.network import Network
 from mereo.pictures import new_figure, save_figure
 from mereo.tasks.base import Task, register_task
 from mereo.tasks.language import Language
 
 _DRAWN, _SHADES = 12, {"": "black", "correct": "#2b8a3e", "wrong": "#c92a2a"}
+
+
+PROBLEMS = ("pairs", "triples")
+"""What sequences are made of: pairs of keys and values and then keys, or three groups of numbers."""
+
+
+@dataclass(frozen=True)
+class RecallOptions:
+    """Options of a recall task.
+
+    Args:
+        problem: what the labels are: with "pairs" the values of keys, with "triples" whether a number sums to 0 with
+            one of each of two groups.
+    """
+
+    problem: str = "pairs"
+
+    def __post_init__(self) -> None:
+        check_choice("problem", self.problem, PROBLEMS)
 
 
 @register_task
@@ -27,6 +50,7 @@ class Recall(Language):
     """
 
     name = "recall"
+    Options = RecallOptions
     requires = ("tokens", "labels")
     example_model = "causal_transformer_tiny"
     example_data = "mqar"
@@ -39,6 +63,10 @@ class Recall(Language):
 
     def references(self, split: Images) -> dict[str, dict[str, float]]:
         return {}
+
+    def read(self, text: str, vocab: int) -> tuple[Tensor, Tensor]:
+        """The tokens of a sequence of whole numbers, and the label of each place: int64 (1, length) each."""
+        return read_query(text, vocab) if self.options.problem == "pairs" else read_triples(text, vocab)
 
     def kept(self, outputs: Tensor) -> Tensor:
         """The token of the highest score and its probability at each place: float (batch, length, 2)."""

@@ -38,5 +38,6 @@ register_dataset(
     augment=(),
     fields=("tokens", "labels"),
     configure=configure,
+    task_options={"problem": "triples"},
     **configure(),
 )
