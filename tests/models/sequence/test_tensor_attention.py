@@ -65,5 +65,5 @@ def test_the_commands_train_evaluate_and_predict(tmp_path: Path, capsys: pytest.
     capsys.readouterr()
     assert main(["predict", "--weights", str(run), "--prompt", "1 2 3 4 5 6", "--out", str(tmp_path / "drawn")]) == 0
     assert "prompt: 6 ->" in capsys.readouterr().out
-    assert main(["predict", "--weights", str(run), "--prompt", "1 2 3 4 5 6 1"]) == 2
+    assert main(["predict", "--weights", str(run), "--prompt", "1 2 3 4 5 6 1 2 3"]) == 2
     assert "reads at most 6" in capsys.readouterr().err
