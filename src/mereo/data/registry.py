@@ -87,7 +87,7 @@ class DatasetInfo:
         """UsageError unless it has what a network reads, such as "images"."""
         if inputs not in self.fields:
             others = [name for name, info in sorted(DATASETS.items()) if inputs in info.fields]
-            named = f" such as {' or '.join(others[:2])}" if others else ""
+            named = f" such as {' or '.join(others[:3])}" if others else ""
             raise UsageError(
                 f"data is {self.name!r}, which is {self.fields[0]}, and {inputs} are needed; give other data{named}, or"
                 f" a network that reads {self.fields[0]}."

@@ -301,7 +301,7 @@ def test_what_is_recorded() -> None:
 
 def test_large_maps_are_recorded_as_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mereo.mechanisms.attention.sparse.sea.LARGEST_DENSE", 100)
-    monkeypatch.setattr("mereo.core.topology.key_lists.LARGEST_DENSE", 100)
+    monkeypatch.setattr("mereo.core.topology.base.LARGEST_DENSE", 100)
     layer, inputs = built(), qkv(12)
     with mereo.record(layer) as trace:
         layer(*inputs)
