@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from mereo.core.inputs import check_streamed
 from mereo.core.kernels.transforms import fallback_reason
 from mereo.core.modes import modes_kept
-from mereo.errors import UsageError, check_count, check_not_negative, check_positive, type_of
+from mereo.errors import UsageError, check_count, check_not_negative, check_positive
 from mereo.models.layers import layer_depths
 from mereo.models.network import Network
 
@@ -165,6 +165,8 @@ class SequenceModel(Network):
 
         Shapes: int64 (batch, tokens) -> (batch, tokens, vocab_size).
         """
+        read = {} if getattr(state, "tokens", None) is None else {"tokens": (None,)}
+        check_streamed(type(self).__name__, tokens, "(batch, tokens)", state, SequenceState, **read)
         state = SequenceState(0) if state is None else state
         self._check_state(state)
         position = state.position + tokens.shape[1]
@@ -180,22 +182,17 @@ class SequenceModel(Network):
 
     def _check_state(self, state: SequenceState) -> None:
         """UsageError unless this network can go on from a state; its blocks look at their own."""
-        name = type(self).__name__
-        if not isinstance(state, SequenceState):
-            raise UsageError(
-                f"{name}: state is {type_of(state)}; give a state that the same network returned, or None."
-            )
         fresh = not state.position and not state.blocks
         if self.streams:
             fits = state.tokens is None and (fresh or len(state.blocks) == len(self.blocks))
         else:
             fits = not state.blocks and (fresh or state.tokens is not None)
         if not fits:
-            raise UsageError(f"{name}: the state is of another network; give a state that the same network returned.")
+            raise UsageError(
+                f"{type(self).__name__}: the state is of another network; give what the same one returned."
+            )
 
     def _read_again(self, tokens: Tensor, state: SequenceState, position: int) -> tuple[Tensor, SequenceState]:
-        carried = None if state.tokens is None else state
-        check_streamed(type(self).__name__, tokens, "(batch, tokens)", carried, SequenceState, tokens=(None,))
         known = tokens if state.tokens is None else torch.cat((state.tokens, tokens), 1)
         if self.longest is not None and tokens.shape[1] <= self.longest:
             known = known[:, -self.longest :]

@@ -23,8 +23,8 @@ from mereo.tasks.language import Language
 _DRAWN, _SHADES = 12, {"": "black", "correct": "#2b8a3e", "wrong": "#c92a2a"}
 
 
-PROBLEMS = ("pairs", "triples")
-"""What sequences are made of: pairs of keys and values and then keys, or three groups of numbers."""
+READERS = {"pairs": read_query, "triples": read_triples}
+"""How a written sequence is read: pairs of keys and values and then keys, or three groups of numbers."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class RecallOptions:
     problem: str = "pairs"
 
     def __post_init__(self) -> None:
-        check_choice("problem", self.problem, PROBLEMS)
+        check_choice("problem", self.problem, READERS)
 
 
 @register_task
@@ -66,7 +66,7 @@ class Recall(Language):
 
     def read(self, text: str, vocab: int) -> tuple[Tensor, Tensor]:
         """The tokens of a sequence of whole numbers, and the label of each place: int64 (1, length) each."""
-        return read_query(text, vocab) if self.options.problem == "pairs" else read_triples(text, vocab)
+        return READERS[self.options.problem](text, vocab)
 
     def kept(self, outputs: Tensor) -> Tensor:
         """The token of the highest score and its probability at each place: float (batch, length, 2)."""
