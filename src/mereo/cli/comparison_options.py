@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -90,8 +90,8 @@ class ReproduceOptions:
 
     study: tyro.conf.Positional[str | None] = None
     """Name of the study or experiment."""
-    variants: tuple[str, ...] = ()
-    """Variants to run; by default all."""
+    variants: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--rows"])] = ()
+    """Variants of a study, or rows of a table, to run; by default all."""
     seeds: int | None = None
     """Number of runs of each variant, with seeds 0, 1, ...; by default one."""
     data: str | None = None
