@@ -44,6 +44,16 @@ CAPSULES = {
     "variational_capsnet": "variational_capsnet_small",
 }
 """Presets of the capsule networks, by kind."""
+FAMILIES = {
+    "iterated agreement": ("capsnet", "da_capsnet", "deepcaps", "ms_capsnet", "rs_capsnet", "sparse_capsnet"),
+    "clusters of votes": ("matrix_capsnet", "variational_capsnet"),
+    "attention": (
+        "aa_capsnet", "ar_capsnet", "efficient_capsnet", "inverted_dot_product_capsnet", "mspcaps", "mspcaps_head",
+        "orthcaps", "parsecaps",
+    ),
+    "a choice of each capsule": ("self_routing_capsnet",),
+}  # fmt: skip
+"""Kinds of capsule network by how they find their couplings, for the colours of the picture."""
 ARGUMENTS: Mapping[str, Mapping[str, Any]] = {"matrix_capsnet": {"padding": 2, "cost_per_children": True}}
 """Arguments for presets that do not suit images of SIDE pixels."""
 PLAIN = {"resnet_parameters": (27, 54, 108), "resnet_macs": (17, 34, 68)}

@@ -15,7 +15,7 @@ from mereo.pictures import new_figure, save_figure
 from papers.capsule_table.controls import register_controls
 from papers.capsule_table.differences import Difference, paired_difference
 from papers.capsule_table.measured import Measured
-from papers.capsule_table.protocol import EPOCHS, KINDS, LIMIT, LINEAR, OWN, PLAIN, SEEDS, UNIFORM
+from papers.capsule_table.protocol import EPOCHS, FAMILIES, KINDS, LIMIT, LINEAR, OWN, PLAIN, SEEDS, UNIFORM
 from papers.capsule_table.trainings import Results, Table
 from papers.common.settings import Settings
 
@@ -135,21 +135,31 @@ def _sentence(title: str, apart: Mapping[str, Difference]) -> str:
 
 
 def _draw(panels: Mapping[str, Mapping[str, Difference]], data: str, path: Path) -> None:
-    """A forest plot of each question: a dot and its interval for each network."""
+    """A forest plot of each question: a dot and its interval for each network, in the colour of its family.
+
+    Dots are filled where the interval excludes zero, and arrows point to those outside of the panel.
+    """
+    from matplotlib.lines import Line2D
+
     if not panels:
         return
-    kinds = sorted({kind for apart in panels.values() for kind in apart}, reverse=True)
-    figure = new_figure(3.2 * len(panels), 1.1 + 0.24 * len(kinds))
+    shown = {kind for apart in panels.values() for kind in apart}
+    families = {family: [kind for kind in named if kind in shown] for family, named in FAMILIES.items()}
+    families["others"] = sorted(shown - {kind for named in families.values() for kind in named})
+    colours = {kind: f"C{number}" for number, named in enumerate(families.values()) for kind in named}
+    kinds = [*colours][::-1]
+    figure = new_figure(3.2 * len(panels), 1.5 + 0.24 * len(kinds))
     figure.suptitle(f"Accuracy on {data}: differences in points, 95 % intervals, cut at {REACH:g}", fontsize=10)
     for place, (axes, (title, apart)) in enumerate(
         zip(np.atleast_1d(figure.subplots(1, len(panels), sharey=True)), panels.items(), strict=True)
     ):
         axes.axvline(0, color="0.5", linewidth=0.8)
         for kind, d in apart.items():
-            colour = "0.5" if not d.is_clear else ("C0" if d.mean > 0 else "C3")
+            middle, low, high = (float(np.clip(100 * value, -REACH, REACH)) for value in (d.mean, d.low, d.high))
             axes.errorbar(
-                100 * d.mean, kinds.index(kind), xerr=[[100 * (d.mean - d.low)], [100 * (d.high - d.mean)]], fmt="o",
-                color=colour, markersize=4, capsize=2,
+                middle, kinds.index(kind), xerr=[[middle - low], [high - middle]], color=colours[kind], markersize=5,
+                fmt="o" if abs(middle) < REACH else ("<" if middle < 0 else ">"), capsize=2, clip_on=False,
+                markerfacecolor=colours[kind] if d.is_clear else "white",
             )  # fmt: skip
         axes.set_title(title, fontsize=9)
         axes.set_xlim(-REACH, REACH)
@@ -157,4 +167,13 @@ def _draw(panels: Mapping[str, Mapping[str, Difference]], data: str, path: Path)
         axes.grid(axis="x", alpha=0.3)
         if place == 0:
             axes.set_yticks(range(len(kinds)), kinds)
+            for label, kind in zip(axes.get_yticklabels(), kinds, strict=True):
+                label.set_color(colours[kind])
+    legend = {family: colours[named[0]] for family, named in families.items() if named}
+    handles = [Line2D([], [], marker="o", linestyle="", color=colour) for colour in legend.values()]
+    clear = Line2D([], [], marker="o", linestyle="", color="0.5", markerfacecolor="white")
+    figure.legend(
+        [*handles, clear], [*legend, "interval holds zero"], loc="outside lower center", ncols=len(legend) + 1,
+        fontsize=8, frameon=False,
+    )  # fmt: skip
     save_figure(figure, path)
