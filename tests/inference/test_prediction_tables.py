@@ -120,7 +120,8 @@ def test_a_task_without_rows_is_refused(photos: Path, capsys: pytest.CaptureFixt
     model = mereo.create_model("tnl_tiny", dim=8, depth=1, num_heads=1, context=8)
     mereo.save_weights(path, model, task="language")
     assert main(["predict", "--weights", str(path), "--prompt", "a", "--out", "x.csv"]) == 2
-    assert "out is x.csv, and continuations" in capsys.readouterr().err
+    assert "out is x.csv, a table, and this network's predictions are drawn" in capsys.readouterr().err
+    assert not Path("x.csv").exists()
     with pytest.raises(UsageError, match="task reconstruction do not fit a table"):
         check_table(Path("x.csv"), Reconstruction())
 

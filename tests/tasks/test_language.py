@@ -13,6 +13,7 @@ import torch
 import mereo
 from mereo.cli.main import main
 from mereo.data import Batch, TokenWindows, load_splits
+from mereo.data.text import END
 from mereo.errors import UsageError
 from mereo.inference.continuation import continue_text
 from mereo.inference.evaluate import evaluate
@@ -185,6 +186,29 @@ def test_the_commands(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "reads tokens" in capsys.readouterr().err
     assert main(["export", "runs/run", "--out", "exported"]) == 0
     assert any(Path("exported").iterdir())
+
+
+def test_texts_are_drawn_where_a_folder_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = mereo.create_model("tnl_tiny", **TINY).eval()
+    mereo.save_weights("text.safetensors", model, task="language")
+    for folder in ("one", "two"):
+        Path(folder).mkdir()
+        Path(folder, "same.txt").write_text(f"{folder} and " * 40)
+    words = ["predict", "one/same.txt", "two/same.txt", "--weights", "text.safetensors", "--length", "3"]
+    assert main(words) == 0 and not list(tmp_path.glob("**/*.png"))
+    drawn: list[tuple[list[int], list[float]]] = []
+    monkeypatch.setattr("mereo.tasks.language.draw_text", lambda rows, bits, path: drawn.append((rows[0], bits[0])))
+    capsys.readouterr()
+    assert main([*words, "--out", "drawn", "--prompt", "ab"]) == 0
+    written = [Path(line.split()[-1]).name for line in capsys.readouterr().err.splitlines() if "written" in line]
+    assert written == ["same.png", "same-2.png", "prompt.png"], "files of the same name have a picture each"
+    assert [len(row) for row, _ in drawn[:2]] == [288, 288]
+    row, bits = drawn[2]
+    assert row == [*b"ab", *continue_text(model, b"ab", 3)]
+    with torch.inference_mode():
+        shares = model(torch.tensor([[END, *row[:-1]]]))[0].double().softmax(-1)
+    assert bits == pytest.approx([-math.log2(float(shares[i, byte])) for i, byte in enumerate(row)], rel=1e-4)
 
 
 def test_bits_of_a_network_that_reads_later_bytes_are_said_to_be_none_of_prediction(

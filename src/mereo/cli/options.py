@@ -64,8 +64,9 @@ class PredictOptions:
     out: Path | None = None
     """Folder for the predictions as a table and pictures, or a file that ends in .csv for the table only, a row for
     each image: of a classifier its answer, of several labels their probabilities, of a regression the numbers, of an
-    embedding the vector, of a segmentation the mask (in NAME/masks beside NAME.csv) and the share of each class. For
-    labelled images by default predictions, predictions-2, ..."""
+    embedding the vector, of a segmentation the mask (in NAME/masks beside NAME.csv) and the share of each class; of a
+    text a picture of its end, each byte on a colour for its bits. For labelled images by default predictions,
+    predictions-2, ..."""
     labels: Literal["auto", "folders", "none"] = "auto"
     """Whether the names of folders are labels: auto (if they are names of classes), folders (an error if none is),
     none."""

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ MOST_NAMED = 8
 """Written files that are named."""
 LONGEST_PROMPT = 2**20
 """Most bytes of a file that are continued; only the end of a longer file is read."""
+MOST_DRAWN = 288
+"""Bytes at the end of a text that are drawn."""
 
 
 def run(words: list[str], command: str) -> None:
@@ -48,8 +50,6 @@ def run(words: list[str], command: str) -> None:
         if task_of(model).name == "recall":
             _recall(model, options, paths, source)
             return
-        if options.out is not None:
-            raise UsageError(f"out is {options.out}, and continuations of texts are only printed; leave it out.")
         _continue(model, options, paths, source)
         return
     if reads == "rows":
@@ -104,6 +104,17 @@ def _unless_json(predictions: list[dict[str, Any]], options: PredictOptions, sou
     return []
 
 
+def _picture_paths(options: PredictOptions, names: Collection[str]) -> dict[str, Path]:
+    """A path for the picture of each text or file, no two the same, in a folder that is made."""
+    from mereo.inference.write_predictions import unique_names
+
+    out, paths = options.out or new_folder("predictions"), [Path(name) for name in names]
+    if out.suffix.lower() == ".csv":
+        raise UsageError(f"out is {out}, a table, and this network's predictions are drawn; give a folder.")
+    out.mkdir(parents=True, exist_ok=True)
+    return {name: out / f"{unique}.png" for name, unique in zip(names, unique_names(paths), strict=True)}
+
+
 def _recall(model: Any, options: PredictOptions, paths: Sequence[Path], source: Path) -> None:
     """Print the answer to each query of each sequence of numbers, and draw the sequences."""
     import torch
@@ -122,8 +133,7 @@ def _recall(model: Any, options: PredictOptions, paths: Sequence[Path], source: 
             sequences[name] = task.read(text, model.vocab_size)
         except UsageError as error:
             raise UsageError(f"{name}: {error}") from error
-    out = options.out or new_folder("predictions")
-    out.mkdir(parents=True, exist_ok=True)
+    pictures = _picture_paths(options, sequences)
     predictions: list[dict[str, Any]] = []
     for name, (tokens, labels) in sequences.items():
         with torch.inference_mode():
@@ -134,8 +144,8 @@ def _recall(model: Any, options: PredictOptions, paths: Sequence[Path], source: 
             predictions.append(
                 {"path": name, "asked": asked, "answer": int(answer), "probability": share, "true": true}
             )
-        draw_recall(Batch(tokens=tokens, labels=labels), outputs[..., 0].long(), out / f"{Path(name).stem}.png")
-        say(f"written: {out / f'{Path(name).stem}.png'}", file=sys.stderr)
+        draw_recall(Batch(tokens=tokens, labels=labels), outputs[..., 0].long(), pictures[name])
+        say(f"written: {pictures[name]}", file=sys.stderr)
     for each in _unless_json(predictions, options, source):
         share = 100 * each["probability"]
         say(f"{each['path']}: {each['asked']} -> {each['answer']} ({share:.1f} %); it is {each['true']}")
@@ -154,15 +164,13 @@ def _questions(model: Any, options: PredictOptions, paths: Sequence[Path], sourc
     found = {str(path): read_questions(path) for path in paths}
     if options.prompt is not None:
         found["prompt"] = scene_for(options.prompt, options.seed)
-    task, out = Questions(), options.out or new_folder("predictions")
-    out.mkdir(parents=True, exist_ok=True)
+    task, pictures = Questions(), _picture_paths(options, found)
     predictions: list[dict[str, Any]] = []
     for name, rows in found.items():
         batch = Batch(rows=rows.to(next(model.parameters())))
-        answers, picture = task.answers(model, batch, options.top), out / f"{Path(name).stem}.png"
-        predictions += [{"path": name, **answer} for answer in answers]
-        task.draw(model, batch, batch, picture)
-        say(f"written: {picture}", file=sys.stderr)
+        predictions += [{"path": name, **answer} for answer in task.answers(model, batch, options.top)]
+        task.draw(model, batch, batch, pictures[name])
+        say(f"written: {pictures[name]}", file=sys.stderr)
     for each in _unless_json(predictions, options, source):
         share = 100 * each["scores"][each["answer"]]
         say(f"{each['path']}: {each['question']} -> {each['answer']} ({share:.1f} %); it is {each['true']}")
@@ -180,16 +188,15 @@ def _pictures(model: Any, options: PredictOptions, paths: Sequence[Path], source
     prompts = {name: [line for line in lines if line.strip()] for name, lines in texts.items()}
     for prompt in (prompt for lines in prompts.values() for prompt in lines):
         understand(prompt)
-    out, reporter = options.out or new_folder("predictions"), Reporter()
-    out.mkdir(parents=True, exist_ok=True)
+    pictures, reporter = _picture_paths(options, prompts), Reporter()
     predictions: list[dict[str, Any]] = []
     for name, lines in prompts.items():
         reporter.begin("drawing", model.steps)
         images = model.draw(lines, seed=options.seed, progress=lambda step: reporter.advance())
         reporter.stop()
-        drawn, picture = judged(model, images), out / f"{Path(name).stem}.png"
-        draw_judged(lines, drawn, picture)
-        say(f"written: {picture}", file=sys.stderr)
+        drawn = judged(model, images)
+        draw_judged(lines, drawn, pictures[name])
+        say(f"written: {pictures[name]}", file=sys.stderr)
         found = zip(lines, drawn.kinds.tolist(), Drawing().predict(drawn), strict=True)
         predictions += [
             {"path": name, "prompt": prompt, "glyphs": glyphs, "right": shown(prompt, kinds)[2]}
@@ -214,17 +221,15 @@ def _captions(model: Any, options: PredictOptions, paths: Sequence[Path], source
     scenes: dict[str, Scenes] = {str(path): read_scene(path) for path in paths}
     if options.prompt is not None:
         scenes["prompt"] = scene_of(options.prompt, options.seed)
-    task, out = Captions(), options.out or new_folder("predictions")
-    out.mkdir(parents=True, exist_ok=True)
+    task, pictures = Captions(), _picture_paths(options, scenes)
     predictions: list[dict[str, Any]] = []
     for name, found in scenes.items():
         rows, labels = ask(found, torch.full((len(found.present),), CAPTION))
         batch = Batch(rows=rows.to(next(model.parameters())), labels=labels)
         with torch.inference_mode():
             tokens = task.kept(task.apply(model, batch)).cpu()
-        picture = out / f"{Path(name).stem}.png"
-        draw_captions(batch.pick(slice(0, task.most_drawn)), tokens[: task.most_drawn], picture)
-        say(f"written: {picture}", file=sys.stderr)
+        draw_captions(batch.pick(slice(0, task.most_drawn)), tokens[: task.most_drawn], pictures[name])
+        say(f"written: {pictures[name]}", file=sys.stderr)
         about = {} if name != "prompt" else {"true": task.titles(batch)[0]}
         predictions += [{"path": name, **each, **about} for each in task.predict(tokens)]
     for each in _unless_json(predictions, options, source):
@@ -232,18 +237,29 @@ def _captions(model: Any, options: PredictOptions, paths: Sequence[Path], source
 
 
 def _continue(model: Any, options: PredictOptions, paths: Sequence[Path], source: Path) -> None:
-    """Print each text with its continuation."""
+    """Print each text with its continuation; with `--out`, draw the end of it on the bits that each byte needed."""
+    import torch
+
+    from mereo.data import Batch
+    from mereo.data.text import END
     from mereo.inference.continuation import continue_text
+    from mereo.tasks.language import Language
 
     prompts = {str(path): path.read_bytes()[-LONGEST_PROMPT:] for path in paths}
     if options.prompt is not None:
         prompts["prompt"] = options.prompt.encode()
     predictions, most = [], 0
+    pictures = {} if options.out is None else _picture_paths(options, prompts)
     for name, prompt in prompts.items():
         added = continue_text(model, prompt, options.length, temperature=options.temperature, seed=options.seed)
         most = max(most, len(prompt) + len(added))  # the end of a text is read first, and the last byte is not read
         texts = {"text": prompt.decode(errors="replace"), "continuation": added.decode(errors="replace")}
         predictions.append({"path": name, **texts})
+        if name in pictures and prompt + added:
+            tokens = torch.tensor([[END, *prompt, *added]], device=model.embedding.weight.device)
+            end = Batch(tokens=tokens[:, -1 - min(MOST_DRAWN, model.longest or MOST_DRAWN) :])
+            Language().draw(model, end, end, pictures[name])
+            say(f"written: {pictures[name]}", file=sys.stderr)
     if most > model.context:
         say(
             f"the text goes on to byte {most:,}, and {source} was trained on windows of {model.context:,}; beyond them"

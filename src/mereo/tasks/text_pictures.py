@@ -1,6 +1,7 @@
 """Text drawn byte by byte, on colours."""
 
 from collections.abc import Sequence
+from math import nan
 from pathlib import Path
 
 from mereo.pictures import new_figure, save_figure
@@ -29,11 +30,12 @@ def draw_text(rows: Sequence[Sequence[int]], bits: Sequence[Sequence[float]] | N
     figure = new_figure(1.5 + 0.1 * max((len(text) for text, _ in lines), default=1), 0.4 + 0.17 * max(len(lines), 1))
     axes = figure.subplots()
     columns = max((len(values) for _, values in lines), default=1)
-    padded = [values + [0.0] * (columns - len(values)) for _, values in lines] or [[0.0]]
+    padded = [values + [nan] * (columns - len(values)) for _, values in lines] or [[0.0]]
     picture = axes.imshow(padded, cmap="YlOrRd", vmin=0, vmax=_MOST_BITS, aspect="auto", interpolation="nearest")
-    for y, (text, _) in enumerate(lines):
-        for x, character in enumerate(text):
-            axes.text(x, y, character, ha="center", va="center", fontsize=6, family="monospace")
+    for y, (text, values) in enumerate(lines):
+        for x, (character, value) in enumerate(zip(text, values, strict=True)):
+            colour = "white" if value > _MOST_BITS / 2 else "black"
+            axes.text(x, y, character, ha="center", va="center", fontsize=6, family="monospace", color=colour)
     axes.set_axis_off()
     if bits is not None:
         figure.colorbar(picture, ax=axes, label="bits", shrink=0.8)
