@@ -12,11 +12,12 @@ from PIL import Image
 import mereo
 from mereo.cli.main import main
 from mereo.cli.train import given_options
+from mereo.data import DATASETS
 from mereo.data.facts import COLOUR, TEXT, DataFacts
 from mereo.errors import UsageError
 from mereo.models import get_model_entry
 from mereo.tasks import Segmentation
-from mereo.tasks.base import TASKS, task_for
+from mereo.tasks.base import TASKS, get_task, task_for
 from mereo.training.automatic import (
     LEAST_EPOCHS,
     MINUTES,
@@ -245,6 +246,28 @@ def test_every_task_gets_settings(task):
     assert all(getattr(automatic.config, name) == value for name, value in stated.items())
     assert {"lr", "warmup_epochs"} - stated.keys() <= automatic.reasons.keys() and automatic.lines()
     assert automatic.plan().task is kind
+
+
+OTHER = sorted(name for name, info in DATASETS.items() if "images" not in info.fields and not info.files)
+
+
+@pytest.mark.parametrize("data", OTHER)
+def test_data_other_than_images_chooses_its_task_and_a_network(data):
+    given = {"data": data, "epochs": 1, "limit": 64}
+    automatic = choose(TrainConfig(**given), given)
+    task = get_task(automatic.config.task)
+    assert {*task.requires} <= {*DATASETS[data].fields} and automatic.config.model == task.example_model
+    assert data not in {each.example_data for each in TASKS.values()} or task.example_data == data
+    assert automatic.plan().task is task
+    with pytest.raises(UsageError, match=r"images are needed; give other data such as .* or a network that reads"):
+        choose(TrainConfig(**given, task="classification"), {**given, "task": "classification"})
+
+
+def test_a_file_of_text_chooses_a_network_of_language(tmp_path):
+    (tmp_path / "notes.txt").write_text(" ".join(map(str, range(3000))))
+    given = {"data": str(tmp_path / "notes.txt"), "epochs": 1}
+    config = choose(TrainConfig(**given), given).config
+    assert (config.task, config.model) == ("language", TASKS["language"].example_model)
 
 
 @pytest.mark.parametrize(("sizes", "sampler"), [((40, 4), "balanced"), ((12, 9), "shuffle")])

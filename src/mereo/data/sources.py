@@ -108,7 +108,8 @@ def dataset_info(
         data: name or path.
         root: of the data sets.
         inputs: what is read, such as "images" or "tokens": a path is one of text for tokens; else a folder of
-            .skeleton files or arrays is one of sequences, and others are of images.
+            .skeleton files or arrays is one of sequences, and others are of images. None for whatever the data is: a
+            .txt file is text.
         unseen: whether other splits of a path may have classes that its training images do not have.
         options: what the user states of the layout of a path.
 
@@ -119,7 +120,7 @@ def dataset_info(
         if inputs is not None:
             known.check_serves(inputs)
         return known
-    if inputs == "tokens":
+    if inputs == "tokens" or (inputs is None and Path(data).suffix.lower() == ".txt"):
         from mereo.data.text import path_info
 
         return path_info(str(data), root)

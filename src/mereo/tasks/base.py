@@ -514,11 +514,15 @@ def task_for(module: type[Network], name: str) -> type[Task]:
     )
 
 
-def task_with(fields: Sequence[str]) -> type[Task] | None:
-    """The task that needs most of the fields that image data has, and no others; None if no task learns from such
-    annotations."""
-    fitting = [task for task in TASKS.values() if len(task.requires) > 1 and {*task.requires} <= {*fields}]
-    return max(fitting, key=lambda task: len(task.requires), default=None)
+def task_with(fields: Sequence[str], data: str | None = None) -> type[Task] | None:
+    """The task that needs most of the fields that data has, and no others; None if no task learns from such data.
+
+    Args:
+        fields: names of `Batch` fields.
+        data: name of the data set; of several tasks, the one whose example it is.
+    """
+    fitting = [task for task in TASKS.values() if task.requires != ("images",) and {*task.requires} <= {*fields}]
+    return max(fitting, key=lambda task: (len(task.requires), task.example_data == data), default=None)
 
 
 def list_tasks() -> list[str]:

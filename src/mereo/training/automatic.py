@@ -341,9 +341,9 @@ def choose(
     module, task = get_model_entry(config.model).module, get_task(config.task)
     if info is None:
         options = config.layout._replace(task=task.name if fixed else None, follows="task" not in given)
-        inputs = module.input_kind
+        inputs = module.input_kind if fixed else None
         info = dataset_info(config.data, config.data_root, inputs=inputs, unseen=task.unseen_classes, options=options)
-    fitting = None if "task" in given else task_with(info.fields)
+    fitting = None if "task" in given else task_with(info.fields, info.name)
     if fitting is not None and {*task.requires} <= {*info.fields}:
         # A kind of the same task that uses more of the data, such as the labels of tokens.
         more = issubclass(fitting, task) and len(fitting.requires) > len(task.requires)
