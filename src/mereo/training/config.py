@@ -55,11 +55,12 @@ class TrainConfig:
     """Train a network into a run folder with weights, results and pictures."""
 
     model: str = "mspcaps_tiny"
-    """Name of the network (listed by `mereo models`); by default mspcaps_tiny, for images in colour resnet14_64. Other
-    libraries' networks are named timm:resnet18 or torchvision:resnet18."""
+    """Name of the network (listed by `mereo models`); by default that of the task: mspcaps_tiny, for images in colour
+    resnet14_64, and tnl_tiny for text. Other libraries' networks are named timm:resnet18 or torchvision:resnet18."""
     data: str = "digits"
     """Name of a data set (listed by `mereo datasets`), or path of images: a folder with {train,val,test}/<class>/*, a
-    zip archive of one, tar shards, Parquet or Arrow files, a .csv of paths and labels, or hf:owner/name."""
+    zip archive of one, tar shards, Parquet or Arrow files, a .csv of paths and labels, a .txt of text, or
+    hf:owner/name."""
     task: str = "classification"
     """Kind of prediction that the network is trained for (listed by `mereo tasks`); by default classification, or what
     the images of --data are for, such as segmentation of images with masks."""
