@@ -16,7 +16,7 @@ from mereo.pictures import new_figure, save_figure
 from mereo.training.step import descend
 from papers.common.settings import Settings
 
-DIM, DEPTH, HEADS, HIDDEN, TOKENS = 32, 2, 4, 64, 48
+DIM, DEPTH, HEADS, HIDDEN, TOKENS = 32, 4, 4, 64, 48
 BATCH, RATE, STEPS, EPOCHS, TESTED = 32, 3e-3, 100, 6, 1000
 """Steps of an epoch, and sequences of the test."""
 MIXERS: dict[str, Callable[[], nn.Module]] = {

@@ -89,7 +89,8 @@ class Aaren(nn.Module):
     token with False in the mask changes nothing.
 
     Deviates: the query of every layer is a parameter; the paper's figure leaves open whether the query of a later layer
-    is made by the layer before. It starts normal of 0.02, which the paper does not state, as the weights do.
+    is made by the layer before. It starts normal of 1, which the paper does not state; weights start as those of
+    `MultiHeadAttention`, which it replaces.
 
     Reference: arXiv:2405.13956, sections 3 and 4.
     """
@@ -117,10 +118,10 @@ class Aaren(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise: the query and all weights normal of 0.02, biases 0."""
-        nn.init.normal_(self.query, std=0.02)
+        """Initialise: a normal query, Xavier uniform weights, biases of zero."""
+        nn.init.normal_(self.query)
         for layer in (self.to_query, self.key, self.value, self.proj):
-            nn.init.normal_(layer.weight, std=0.02)
+            nn.init.xavier_uniform_(layer.weight)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 
