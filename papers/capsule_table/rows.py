@@ -23,8 +23,12 @@ class Row:
         return [cls(**{name: parse(line[name]) for name, parse in columns.items()}) for line in lines]
 
 
-def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Write the rows of one file, atomically."""
-    columns = [field.name for field in fields(rows[0])]
+def write_rows(path: Path, kind: type[Row], rows: Sequence[Row]) -> None:
+    """Write the rows of one file, atomically.
+
+    Args:
+        kind: of the rows.
+    """
+    columns = [field.name for field in fields(kind)]
     lines = [",".join(columns), *(",".join(str(getattr(row, name)) for name in columns) for row in rows)]
     write_atomically(path, ("\n".join(lines) + "\n").encode())

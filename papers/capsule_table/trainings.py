@@ -61,18 +61,24 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self.path, self.beside = path, path.with_name(f"{path.stem}_measured.csv")
-        self.trainings = {each.key: each for each in Training.read(path)}
+        self.read()
+
+    def read(self) -> None:
+        """Read the files, to which another process may have added rows."""
+        self.trainings = {each.key: each for each in Training.read(self.path)}
         self.measured = {each.key: each for each in Measured.read(self.beside)}
 
     def add(self, training: Training) -> None:
         """Keep a finished training."""
+        self.read()
         self.trainings[training.key] = training
-        write_rows(self.path, list(self.trainings.values()))
+        write_rows(self.path, Training, list(self.trainings.values()))
 
     def add_measured(self, measured: Measured) -> None:
         """Keep the measurements of a network."""
+        self.read()
         self.measured[measured.key] = measured
-        write_rows(self.beside, list(self.measured.values()))
+        write_rows(self.beside, Measured, list(self.measured.values()))
 
     def drop_measured(self, kind: str, control: str, rate: float, epochs: int) -> None:
         """Forget what was measured of a network that was trained at another rate or for other epochs."""
@@ -80,7 +86,10 @@ class Results:
         def holds(each: Measured) -> bool:
             return (each.kind, each.control) != (kind, control) or (each.rate, each.epochs) == (rate, epochs)
 
+        self.read()
         self.measured = {key: each for key, each in self.measured.items() if holds(each)}
+        if self.beside.exists():
+            write_rows(self.beside, Measured, list(self.measured.values()))
 
 
 class Table:

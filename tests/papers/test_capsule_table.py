@@ -90,6 +90,15 @@ def test_results_are_read_back(tmp_path):
     assert Results(tmp_path / "mnist.csv").trainings == {training.key: training}
 
 
+def test_two_processes_may_add_rows_of_one_table(tmp_path):
+    one, other = (Results(tmp_path / "mnist.csv") for _ in range(2))
+    for kind, results in (("capsnet", one), ("deepcaps", other), ("mspcaps", one)):
+        results.add(Training(kind, OWN, 1e-3, 0, 8, 0.9, 0.875, 0.01, 12, 3.5))
+    assert [each.kind for each in Results(tmp_path / "mnist.csv").trainings.values()] == [
+        "capsnet", "deepcaps", "mspcaps",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_configuration_names_a_network(kind):
     assert controls(kind) == ((OWN,) if kind in PLAIN else (OWN, UNIFORM, LINEAR))
@@ -143,7 +152,8 @@ def test_what_was_measured_at_another_rate_is_forgotten(tmp_path):
             results.add_measured(Measured(**{**rest, "kind": kind, "control": OWN, "rate": rate, "seed": seed}))
     assert set(Results(tmp_path / "mnist.csv").measured) == set(results.measured)
     results.drop_measured("capsnet", OWN, 1e-3, 0)
-    assert set(results.measured) == {("capsnet", OWN, 1), ("aa_capsnet", OWN, 0), ("aa_capsnet", OWN, 1)}
+    left = {("capsnet", OWN, 1), ("aa_capsnet", OWN, 0), ("aa_capsnet", OWN, 1)}
+    assert set(results.measured) == set(Results(tmp_path / "mnist.csv").measured) == left
 
 
 def test_a_linear_head_with_arguments_is_saved_and_loaded(tmp_path):
