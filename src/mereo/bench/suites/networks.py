@@ -17,6 +17,7 @@ from mereo.inference.evaluate import normalise
 from mereo.models import MODELS as NETWORKS
 from mereo.models import VisionModel, create_model, get_model_entry
 from mereo.models.capsule.capsnet import CapsNet
+from mereo.models.registry import lay_out
 from mereo.tasks import Classification
 from mereo.tasks.classification import ClassificationObjective as Objective
 from mereo.tasks.losses import many_hot, margin_loss
@@ -33,8 +34,9 @@ def _training(loss: Callable[..., Tensor], module: nn.Module) -> Workload:
 
 
 def workload(model: VisionModel, setting: Setting, mode: Mode) -> Workload:
-    """Inference, or a training step with its loss, its decoder and Adam; every network in channels-last memory."""
-    model = model.to(setting.device).to(memory_format=torch.channels_last)
+    """Inference, or a training step with its loss, its decoder and Adam; convolutions in channels-last memory."""
+    model = model.to(setting.device)
+    lay_out(model)
     if mode == "forward":
         model.eval()
         return Workload(lambda images, labels: model(images))
@@ -46,7 +48,8 @@ def adopt(factory: Callable[..., Any], setting: Setting) -> Callable[[Mode], Wor
     """A network from outside: its weights are its own, so that only its time can be compared."""
 
     def build(mode: Mode) -> Workload:
-        module = factory().to(setting.device).to(memory_format=torch.channels_last)
+        module = factory().to(setting.device)
+        lay_out(module)
         if mode == "forward":
             module.eval()
             return Workload(lambda images, labels: module(images))
@@ -125,7 +128,8 @@ CAPSNET = Suite(
 def _augmented(setting: Setting) -> Workload:
     """A training step from stored images on: batch, augmentation, normalisation, network, Adam."""
     entry = get_model_entry(setting.word("model"))
-    model = _make(setting).to(setting.device).to(memory_format=torch.channels_last)
+    model = _make(setting).to(setting.device)
+    lay_out(model)
     loss = Classification().resolve_loss("auto", type(model))
     objective = Objective(model, loss, reconstruction_weight=0.0).train()
     augmentation = Augmentation.parse(("crop=4", "flip"))
