@@ -17,4 +17,5 @@ PAPER = Paper(
             },
         ),
     },
+    suites={"capsule_networks": "papers.capsule_table.suite:CAPSULE_NETWORKS"},
 )  # fmt: skip

@@ -76,7 +76,7 @@ def controls(kind: str) -> tuple[str, ...]:
     return (OWN,) if kind in PLAIN else (OWN, UNIFORM, LINEAR)
 
 
-def _network(kind: str, control: str) -> tuple[str, dict[str, Any]]:
+def network_of(kind: str, control: str) -> tuple[str, dict[str, Any]]:
     """Name and arguments of a network."""
     if kind in PLAIN:
         return "resnet20", {"blocks": 2, "widths": PLAIN[kind]}
@@ -96,7 +96,7 @@ def configuration(
         data, rate, seed, epochs: of the training.
         given: further fields: data_root, limit, device and output.
     """
-    model, arguments = _network(kind, control)
+    model, arguments = network_of(kind, control)
     own: dict[str, Any] = {}
     if kind in RECIPES and control != LINEAR:
         recipe = apply_recipe(RECIPES[kind], data=data)

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 import torch
 
+from mereo.bench.suite import Setting
 from mereo.errors import UsageError
 from mereo.measure.couplings import replace_couplings
 from mereo.models import create_model, load, save_weights
 from mereo.training.trainer import NonFiniteLossError
-from papers.capsule_table import trainings
+from papers.capsule_table import suite, trainings
 from papers.capsule_table.controls import register_controls
 from papers.capsule_table.differences import paired_difference
 from papers.capsule_table.measured import Measured
@@ -81,6 +82,20 @@ def test_a_paired_difference_equals_its_equations():
     assert 2 < freedom < 51
     assert paired_difference(one, other, comparisons=17).low < found.low
     assert not paired_difference(one, one).is_clear
+
+
+@pytest.mark.parametrize("control", [OWN, UNIFORM, LINEAR])
+def test_every_network_can_be_timed_with_its_couplings_and_without(control):
+    setting = Setting({"batch": 2, "couplings": control})
+    images, labels = suite.inputs(setting, "training")
+    found = {each.name: each for each in suite.contenders(setting)}
+    assert [*found] == [*KINDS]
+    for kind, contender in found.items():
+        model = suite.make_network(kind, control if control in controls(kind) else OWN)
+        scores = contender.build("forward").call(images, labels)
+        assert scores.shape == (2, 10) and model.image_shape == images.shape[1:]
+    for kind in ("deepcaps", "variational_capsnet"):  # whose transforms have five axes
+        assert found[kind].build("training").call(images, labels).shape == ()
 
 
 def test_results_are_read_back(tmp_path):
