@@ -69,6 +69,7 @@ def summarise(results: Results, data: str, picture: Path) -> dict[str, Any]:
     notes = [
         f"{LIMIT:,} images to train on; rotation to noise: means over severities. * trained for twice as many epochs.",
         "Intervals over images and seeds hold together for all networks of a table (95 %).",
+        f"{len(results.trainings)} trainings stand, and {len(results.measured)} trained networks are measured.",
     ]
     for title, (words, apart) in questions.items():
         if apart:
