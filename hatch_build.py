@@ -70,11 +70,14 @@ def compile_library() -> None:
 
 
 def build() -> bool:
-    """Whether the library was compiled; the note says from which source, or why not."""
-    LIBRARY.unlink(missing_ok=True)
+    """Whether the library was compiled; the note says from which source, or why not.
+
+    An earlier library stays until then, so that processes which start meanwhile have it.
+    """
     try:
         compile_library()
     except (BuildError, OSError) as error:
+        LIBRARY.unlink(missing_ok=True)
         NOTE.write_text(f"{error}\n")
         return False
     NOTE.write_text(hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES)).hexdigest() + "\n")

@@ -1,6 +1,7 @@
 """The compiled library: built where a compiler is, known when stale, right for every instruction set it holds."""
 
 import ctypes
+import importlib.util
 import shutil
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor
 from mereo.core.kernels import backends, fused, library, votes
 from mereo.core.kernels.streamed import StreamedPasses
 
+ROOT = Path(__file__).parents[3]
 needs_library = pytest.mark.skipif(library.missing is not None, reason=str(library.missing))
 every_level = pytest.mark.parametrize("level", [0, 1, 2])
 every_size = pytest.mark.parametrize(
@@ -24,6 +26,30 @@ def test_a_checkout_with_a_compiler_has_the_library() -> None:
     if not any(map(shutil.which, ("c++", "g++", "clang++"))) or sys.platform == "win32":
         pytest.skip("no C++ compiler is here")
     assert library.missing is None, f"{library.missing} (or: python hatch_build.py)"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_library_stays_while_it_is_compiled_again(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None and spec.loader is not None
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    old = tmp_path / "_library.so"
+    old.write_bytes(b"old")
+
+    def compile_library() -> None:
+        assert old.read_bytes() == b"old"
+        if fails:
+            raise hook.BuildError("no compiler")
+        old.write_bytes(b"new")
+
+    for name, value in {"LIBRARY": old, "NOTE": tmp_path / "_library.txt", "compile_library": compile_library}.items():
+        monkeypatch.setattr(hook, name, value)
+    assert hook.build() != fails
+    assert (tmp_path / "_library.txt").read_text().strip() == ("no compiler" if fails else library.digest())
+    assert not old.exists() if fails else old.read_bytes() == b"new"
 
 
 def test_backends_reports_what_each_method_lacks() -> None:
