@@ -54,8 +54,12 @@ FAMILIES = {
     "a choice of each capsule": ("self_routing_capsnet",),
 }  # fmt: skip
 """Kinds of capsule network by how they find their couplings, for the colours of the picture."""
-ARGUMENTS: Mapping[str, Mapping[str, Any]] = {"matrix_capsnet": {"padding": 2, "cost_per_children": True}}
-"""Arguments for presets that do not suit images of SIDE pixels."""
+ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
+    "matrix_capsnet": {"padding": 2, "cost_per_children": True},
+    "mspcaps": {"patch_size": 2},
+}
+"""Arguments for presets that do not suit images of SIDE pixels; with patches of one, the coarsest scale of MSPCaps has
+one capsule, and nothing is routed to the classes."""
 PLAIN = {"resnet_parameters": (27, 54, 108), "resnet_macs": (17, 34, 68)}
 """Widths of the residual networks."""
 KINDS = (*PLAIN, *CAPSULES)
