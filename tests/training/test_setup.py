@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from mereo.models import create_model
 from mereo.training.report import Report
-from mereo.training.setup import describe_augmentation, describe_images, prepare
+from mereo.training.setup import describe_augmentation, describe_images, describe_lone_senders, prepare
 from mereo.training.trainer import train
 from pictures import picture
 
@@ -55,3 +56,10 @@ def test_mirrored_digits_and_black_borders_on_paper_are_pointed_out(small_config
     assert "neither mirrored" in line
     assert describe_augmentation(prepare(config.replace(augment=("zoom=0.5:1",)))) == []
     assert describe_augmentation(prepare(small_config(augment=("crop=2",)))) == []
+
+
+@pytest.mark.parametrize(("arguments", "told"), [({}, True), ({"patch_size": 2}, False), ({"img_size": 29}, False)])
+def test_couplings_without_a_choice_are_pointed_out(arguments, told):
+    narrow = {"channels": (4, 4, 4), "img_size": 28, **arguments}
+    assert (describe_lone_senders(create_model("mspcaps_tiny", **narrow)) is not None) == told
+    assert describe_lone_senders(create_model("mspcaps_tiny", **narrow, coupling_over="receivers")) is None

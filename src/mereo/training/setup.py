@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from mereo.core.coupling import Coupling
 from mereo.data import Images, ImageSet, Splits, load_splits
 from mereo.data.characters import AUGMENT as SIGNS_AUGMENT
 from mereo.data.characters import are_signs
@@ -210,8 +212,24 @@ def describe_setup(setup: Setup) -> list[str]:
         *setup.task.remarks(setup.model),
         setup.start,
         describe_inserted(setup.model),
+        describe_lone_senders(setup.model),
     )
     return [line for line in lines if line is not None]
+
+
+def describe_lone_senders(model: nn.Module) -> str | None:
+    """A line about couplings that are always 1, because the images leave them one sender; None without any."""
+    lone = [
+        name.removesuffix(".coupling")
+        for name, module in model.named_modules()
+        if isinstance(module, Coupling) and module.over == "senders" and module.senders and module.senders.size == 1
+    ]
+    if not lone:
+        return None
+    return (
+        f"images of this size leave {' and '.join(lone)} a single sender, so that couplings are 1 whatever it sends;"
+        " larger images or smaller patches give several"
+    )
 
 
 def _bright_margins(images: Images) -> bool:

@@ -38,7 +38,8 @@ class MSPCaps(MultiScaleCapsules):
     u12 = CAR(u1, u2),   class capsules = CAR(u12, u3),   scores = their lengths
 
     Args:
-        num_classes, in_chans, img_size: as in timm; the image may be any size whose coarsest map holds a patch.
+        num_classes, in_chans, img_size: as in timm; the image may be any size whose coarsest map holds a patch. Where
+            it holds a single one, as below 29 pixels with patches of 4, couplings to the classes over senders are 1.
         channels: of the three feature maps; the first has the image's size, each next one half of it.
         depth: 3x3 convolutions in a block, the first included.
         pose_dims: pose of the patch capsules of each map.
