@@ -29,7 +29,7 @@ class KernelHosted(HostedAttention):
 
     def __init__(self, host: nn.Module) -> None:
         super().__init__(host)
-        self.kernel = KernelAttention(self.head_dim).to(self.proj.weight.device)
+        self.kernel = KernelAttention(self.head_dim).to(next(host.parameters()).device)
 
     def exchange(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self.kernel(q, k, v).transpose(1, 2).flatten(2)

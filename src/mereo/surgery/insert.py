@@ -26,16 +26,19 @@ from mereo.core.surgery import SURGERIES, note_surgery
 from mereo.errors import UsageError, check_network, first_line
 from mereo.mechanisms.attention.dense import MultiHeadAttention
 from mereo.mechanisms.attention.hosted import is_host
+from mereo.mechanisms.attention.interfaced import answer_transformers, is_interfaced
 from mereo.mechanisms.slots import Place, fill_slot
 
 _HELD_AS = "inserted"
-_BRANCH_ENDS = ("attn", "self_attention", "mixer", "second", "bn3", "bn2", "conv")
+_BRANCH_ENDS = ("attn", "self_attention", "mixer", "second", "bn3", "bn2", "conv", "attention", "self_attn")
 """The last module of the residual branch of known blocks: of transformers, of mereo, and of timm's and torchvision's
-residual blocks, whose batch norms are numbered, and of torchvision's inverted bottleneck."""
+residual blocks, whose batch norms are numbered, of torchvision's inverted bottleneck, and of Hugging Face's blocks."""
 _BLOCKS = ("Block", "Bottleneck", "InvertedResidual")
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 """Modules that run or list all of their children, and so cannot hold another one."""
 _SIDE, _MOST_PREFIX = 224, 6
+_MANY = 1024
+"""Tokens from which on operations are counted by shapes, since all couplings at once may not fit into memory."""
 
 
 class Inserted(nn.Module):
@@ -68,14 +71,18 @@ class Replaced(nn.Module):
 
     Args:
         mechanism: see `mereo.create_mechanism`.
-        gives_tuple: whether the layer returns its couplings as well, as `torch.nn.MultiheadAttention` does.
+        layer: whose place it takes; `torch.nn.MultiheadAttention` and layers of transformers return a pair.
 
     Shapes: (batch, tokens, dim) or (batch, dim, height, width) -> the same.
     """
 
-    def __init__(self, mechanism: nn.Module, gives_tuple: bool) -> None:
+    def __init__(self, mechanism: nn.Module, layer: nn.Module) -> None:
         super().__init__()
-        self.mechanism, self.gives_tuple = mechanism, gives_tuple
+        self.mechanism = mechanism
+        self.gives_tuple: bool = getattr(layer, "gives_tuple", isinstance(layer, nn.MultiheadAttention))
+        self.of_transformers: bool = getattr(layer, "of_transformers", is_interfaced(layer))
+        if self.of_transformers:
+            answer_transformers(self)
 
     def forward(self, x: Tensor, *others: Any, need_weights: bool = True, **switches: Any) -> Any:
         # Keys and values are the queries; masks and the like must be off.
@@ -201,6 +208,8 @@ def _stages(model: nn.Module, seen: _Outputs) -> list[str]:
     stated = [str(row["module"]) for row in info or () if isinstance(row, Mapping) and row.get("module")]
     if stated := [name for name in stated if name in seen.shapes and any(model.get_submodule(name).children())]:
         return stated
+    if blocks := [name for name, module in model.named_modules() if _holds_interfaced(module) and seen.fits(name)]:
+        return blocks
     container, prefix = model, ""
     while True:
         children = [(f"{prefix}{name}", child) for name, child in container.named_children()]
@@ -228,17 +237,23 @@ def _blocks(model: nn.Module, seen: _Outputs) -> list[str]:
     blocks: list[str] = []
     for name, module in model.named_modules():
         kind = type(module).__name__
-        is_block = any(word in kind for word in _BLOCKS) and seen.fits(name)
+        is_block = (any(word in kind for word in _BLOCKS) or _holds_interfaced(module)) and seen.fits(name)
         if is_block and not any(name.startswith(f"{outer}.") for outer in blocks):
             blocks.append(name)
     ends = ([f"{name}.{part}" for part in _BRANCH_ENDS if seen.fits(f"{name}.{part}")] for name in blocks)
     return [own[0] if own else name for name, own in zip(blocks, ends, strict=True)]
 
 
+def _holds_interfaced(module: nn.Module) -> bool:
+    """Whether a module is a block of transformers around a layer of attention."""
+    return any(is_interfaced(child) for child in module.children())
+
+
 def _attention(model: nn.Module, seen: _Outputs) -> list[str]:
     """Layers of self-attention."""
     kinds = (nn.MultiheadAttention, MultiHeadAttention, Replaced)
-    return [name for name, each in model.named_modules() if name and (is_host(each) or isinstance(each, kinds))]
+    layers = [(name, each) for name, each in model.named_modules() if name]
+    return [name for name, each in layers if is_host(each) or is_interfaced(each) or isinstance(each, kinds)]
 
 
 def _places(model: nn.Module, where: str | Sequence[str], seen: _Outputs) -> list[str]:
@@ -258,6 +273,11 @@ def _places(model: nn.Module, where: str | Sequence[str], seen: _Outputs) -> lis
             f" 'stages', 'blocks', 'attention' or names such as {', '.join(known)}."
         )
     return fitting
+
+
+def _positions(shape: tuple[int, ...]) -> int:
+    """Tokens of an output (batch, tokens, dim), or places of one (batch, dim, height, width)."""
+    return shape[1] if len(shape) == 3 else shape[2] * shape[3]
 
 
 def patches_of(model: nn.Module, tokens: int) -> tuple[tuple[int, int] | None, int]:
@@ -281,14 +301,14 @@ def _made(
         size, prefix = patches_of(model, shape[1])
         made = fill_slot(name, "tokens", Place(shape[2], heads, size, shape[1], prefix, host), rest)
         if start is None:
-            return Replaced(made, isinstance(old, nn.MultiheadAttention))
+            return Replaced(made, old)
         return Inserted(made, shape[2], "tokens", is_gate, start)
     norms = [each for each in old.modules() if isinstance(each, nn.LayerNorm)]
     if shape[1] != shape[3] and any(norm.normalized_shape == shape[3:] for norm in norms):
         raise UsageError(f"where names {place}, whose maps are {shape} with the channels last; name another place.")
     made = fill_slot(name, "maps", Place(shape[1], heads, (shape[2], shape[3]), host=host), rest)
     if start is None:
-        return Replaced(made, gives_tuple=False)
+        return Replaced(made, old)
     return Inserted(made, shape[1], "maps", is_gate, start)
 
 
@@ -309,8 +329,8 @@ def insert(
     With `start` 0 the network computes exactly what it did, and learns by its gains first.
 
     Args:
-        model: any CNN or vision transformer: of mereo, timm, torchvision, or your own. One that `torch.compile` wrapped
-            is compiled again; `DistributedDataParallel` is put around it afterwards.
+        model: any CNN or vision transformer: of mereo, timm, torchvision, transformers, or your own. One that
+            `torch.compile` wrapped is compiled again; `DistributedDataParallel` is put around it afterwards.
         name: of a mechanism with the interface "maps" or "tokens", see `mereo.list_mechanisms(interface=...)`.
         where: "stages" for behind each stage (of a transformer each block), "blocks" for the end of each residual
             branch before the addition (of a transformer the attention; of an unknown block its end), "attention" for
@@ -344,7 +364,9 @@ def insert(
     images = torch.zeros(1, channels, height, width, device=like.device, dtype=like.dtype)
     seen = _Outputs.of(model, images)
     places = _places(model, where, seen)
-    before = _cost(model, images)
+    many = max(_positions(seen.shapes[place]) for place in places) >= _MANY
+    large = many and get_mechanism(name).family != "scan"  # scans form no couplings
+    before = _cost(model, images, large)
     begin = None if replace else start
     made = {place: _made(name, model, place, seen.shapes[place], begin, arguments) for place in places}
     _forget_compiled()
@@ -357,7 +379,7 @@ def insert(
     if img_size is not None:
         given["img_size"] = img_size
     note_surgery(model, "insert", given)
-    after = _cost(model, images)
+    after = _cost(model, images, large)
     return Insertion(name, tuple(places), (before[0], after[0]), (before[1], after[1]), replace)
 
 
@@ -379,8 +401,9 @@ def _forget_compiled() -> None:
         torch.compiler.reset()
 
 
-def _cost(model: nn.Module, images: Tensor) -> tuple[int, int]:
-    return sum(parameter.numel() for parameter in model.parameters()), forward_operations(model, images) // 2
+def _cost(model: nn.Module, images: Tensor, large: bool) -> tuple[int, int]:
+    operations = forward_operations(model, images, of_shapes=large)
+    return sum(parameter.numel() for parameter in model.parameters()), operations // 2
 
 
 def _holder(model: nn.Module, place: str) -> tuple[nn.Module, str, nn.Module]:

@@ -37,7 +37,7 @@ class CircleHost(HostedAttention):
         self.text_coupling = Coupling("senders", dropout=drop) if circle.text else None
         self.down_weight: nn.Parameter | None = None
         if circle.down_factor is not None:
-            self.down_weight = nn.Parameter(mean_weight(circle.down_factor).to(self.proj.weight))
+            self.down_weight = nn.Parameter(mean_weight(circle.down_factor).to(next(host.parameters())))
 
     def exchange(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         circle = self.topology

@@ -16,7 +16,14 @@ from mereo.core import Coupling, mechanism
 from mereo.core.surgery import surgery
 from mereo.errors import UsageError, check_fraction
 from mereo.mechanisms.attention.dense import MultiHeadAttention
-from mereo.mechanisms.attention.hosted import HostedAttention, attention_drop, computes_attention, is_host
+from mereo.mechanisms.attention.hosted import (
+    HostedAttention,
+    attention_drop,
+    computes_attention,
+    input_layer,
+    is_host,
+    number_of_heads,
+)
 from mereo.mechanisms.attention.sparse import HeadRouter
 from mereo.mechanisms.attention.sparse.head_router import check_routed_heads
 
@@ -85,25 +92,21 @@ def _note_tokens(attn: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     attn.proj.note(inputs[0])  # type: ignore[union-attr,operator]
 
 
-def _number_of_heads(module: nn.Module) -> int | None:
-    heads = getattr(module, "num_heads", getattr(module, "heads", None))
-    return heads if isinstance(heads, int) and heads > 0 else None
-
-
 def _hosts(model: nn.Module) -> list[str]:
     """Names, in order, of the attention modules that have heads and an output projection."""
     hosts = []
     for name, module in model.named_modules():
         layers = hasattr(module, "qkv") or hasattr(module, "query")
-        if _number_of_heads(module) and layers and isinstance(getattr(module, "proj", None), nn.Linear):
+        usual = number_of_heads(module) and layers and isinstance(getattr(module, "proj", None), nn.Linear)
+        if usual or is_host(module):
             hosts.append(name)
     return hosts
 
 
 def _converted(attn: nn.Module, shared: int, active: int, gate: str, routing: str, method: str) -> nn.Module:
-    heads = _number_of_heads(attn)
+    heads = number_of_heads(attn)
     assert heads is not None
-    layer: nn.Linear = attn.query if hasattr(attn, "query") else attn.qkv  # type: ignore[assignment]
+    layer = input_layer(attn)
     router = HeadRouter(layer.in_features, heads, shared, active, gate, routing).to(layer.weight)
     if is_host(attn) and computes_attention(attn):
         return MixtureOfHeads(attn, router, method)
@@ -152,8 +155,8 @@ def moh(
     out = W_o [g_1 H_1, ..., g_h H_h] + b,   g_i of the router: 1 on average, 0 where i is not active
 
     Args:
-        model: of mereo or timm, with multi-head self-attention, trained or not. It is not changed; the copy has the
-            same weights under the same names.
+        model: of mereo, timm or transformers, with multi-head self-attention, trained or not. It is not changed; the
+            copy has the same weights under the same names.
         active: share of the heads that act for a token, shared ones included.
         shared: number of heads that always act, the first ones; by default half of the active heads, rounded down.
         layers: numbers of the attention layers, from 0; by default all.
@@ -184,7 +187,7 @@ def moh(
     copy = deepcopy(model)
     for layer in chosen:
         attn = copy.get_submodule(names[layer])
-        heads = _number_of_heads(attn)
+        heads = number_of_heads(attn)
         assert heads is not None
         acting = max(1, round(active * heads))
         always = acting // 2 if shared is None else shared

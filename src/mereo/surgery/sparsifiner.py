@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mereo.core.surgery import surgery
 from mereo.errors import UsageError
-from mereo.mechanisms.attention.hosted import is_host, replace_attention
+from mereo.mechanisms.attention.hosted import is_host, number_of_heads, output_layer, replace_attention
 from mereo.mechanisms.attention.sparse.sparsifiner import SparsifinerAttention
 
 
@@ -54,7 +54,7 @@ def sparsifiner(
     mereo.distil(teacher, student, images, mereo.sparsifiner_matches(student), task="cross_entropy", epochs=45)
 
     Args:
-        model: of mereo or timm; it is not changed.
+        model: of mereo, timm or transformers; it is not changed.
         keep: share of the keys that a query keeps.
         tokens: number of tokens with the class token; read from the model if it states it.
         prefix: number of tokens before the patches; read from the model, 1 for a layer.
@@ -76,8 +76,8 @@ def sparsifiner(
     count, first = tokens, _count_prefix(model) if prefix is None else prefix
 
     def make(host: nn.Module) -> nn.Module:
-        like, heads = next(host.parameters()), int(host.num_heads)  # type: ignore[arg-type]
-        dim = int(host.proj.in_features)  # type: ignore[union-attr,arg-type]
+        like, heads = next(host.parameters()), number_of_heads(host) or 1
+        dim = int(output_layer(host).in_features)  # type: ignore[arg-type]
         layer = SparsifinerAttention(dim, heads, count, keep=keep, prefix=first, host=host, **arguments)
         layer.train(host.training)
         return layer.to(like.device, like.dtype)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from mereo.errors import UsageError, check_network
+from mereo.mechanisms.attention.hosted import output_name
 from mereo.mechanisms.attention.sparse import SparsifinerAttention, map_losses
 from mereo.surgery.sea import SeaHosted
 from mereo.training.matching import Match
@@ -49,7 +50,7 @@ def sea_matches(
         matches += [
             Match("coupling", coupling, inside(layer, f"sea.{part}"), loss=map_losses) for part in ("estimate", "dense")
         ]
-        matches.append(Match("input", inside(layer, "proj")))
+        matches.append(Match("input", inside(layer, output_name(student.get_submodule(layer)))))
     matches += [Match("layer", name, weight=hidden_weight / len(hidden)) for name in hidden]
     if logits_weight is not None:
         matches.append(Match(loss="kl", weight=logits_weight))

@@ -1,4 +1,4 @@
-"""Another exchange between the projections of a trained attention layer, of mereo or timm.
+"""Another exchange between the projections of a trained attention layer, of mereo, timm or transformers.
 
 The layer's own modules stay where they are, so that weights keep their names and values.
 """
@@ -18,8 +18,13 @@ from mereo.core.kernels.attention import attend
 from mereo.core.modes import must_be_called
 from mereo.errors import UsageError
 from mereo.mechanisms.attention.dense.multi_head import MultiHeadAttention, four_axes
+from mereo.mechanisms.attention.interfaced import answer_transformers, is_interfaced
 
 Heads = tuple[Tensor, Tensor, Tensor]
+_INPUTS = (("qkv",), ("query", "key", "value"), ("q_proj", "k_proj", "v_proj"))
+"""Names of the linear layers to queries, keys and values: in timm, here, and in transformers."""
+_OUTPUTS = ("proj", "o_proj", "out_proj")
+"""Names of the linear layer behind the heads: here and in timm, and in transformers."""
 
 
 def optional(module: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
@@ -32,22 +37,62 @@ def _unchanged(x: Tensor) -> Tensor:
     return x
 
 
+def _linear(attn: nn.Module, name: str) -> bool:
+    return isinstance(getattr(attn, name, None), nn.Linear)
+
+
+def _inputs(attn: nn.Module) -> list[nn.Linear]:
+    """The linear layers to queries, keys and values, or the one to all three; none in other modules."""
+    names = next((names for names in _INPUTS if all(_linear(attn, name) for name in names)), ())
+    return [getattr(attn, name) for name in names]
+
+
+def input_layer(attn: nn.Module) -> nn.Linear:
+    """The linear layer to queries, or to queries, keys and values."""
+    layer: nn.Linear = next(getattr(attn, name) for name, *_ in _INPUTS if _linear(attn, name))
+    return layer
+
+
+def output_name(attn: nn.Module) -> str:
+    """The name of the layer behind the heads."""
+    return next(name for name in _OUTPUTS if isinstance(getattr(attn, name, None), nn.Module))
+
+
+def output_layer(attn: nn.Module) -> nn.Module:
+    """The layer behind the heads."""
+    return attn.get_submodule(output_name(attn))
+
+
+def number_of_heads(attn: nn.Module) -> int | None:
+    """The heads of an attention layer, None if it does not state them."""
+    names = ("num_heads", "num_attention_heads", "heads")
+    found = [heads for name in names if isinstance(heads := getattr(attn, name, None), int) and heads > 0]
+    return found[0] if found else None
+
+
 def is_host(module: nn.Module) -> bool:
-    """Whether a module is self-attention that `split_heads` and `merge_heads` support: ours, or as timm writes it."""
+    """Whether a module is self-attention that `split_heads` and `merge_heads` support.
+
+    It is ours, or written as timm's, or a layer of transformers whose queries, keys and values have equally many heads.
+    """
     if isinstance(module, MultiHeadAttention):
         return module.key.in_features == module.query.in_features
-    own = ("qkv", "proj")
-    return all(isinstance(getattr(module, name, None), nn.Linear) for name in own) and hasattr(module, "num_heads")
+    inputs = _inputs(module)
+    if not inputs or number_of_heads(module) is None or not any(_linear(module, name) for name in _OUTPUTS):
+        return False
+    if len(inputs) == 1:
+        return hasattr(module, "num_heads") and _linear(module, "proj")
+    known = is_interfaced(module) or isinstance(module, HostedAttention)
+    return known and len({layer.weight.shape for layer in inputs}) == 1
 
 
 def split_heads(attn: nn.Module, x: Tensor) -> Heads:
     """Queries, keys and values of an attention layer: (batch, tokens, dim) -> (batch, heads, tokens, d) each."""
-    heads: int = attn.num_heads  # type: ignore[assignment]
-    if isinstance(getattr(attn, "query", None), nn.Linear):
-        each = (getattr(attn, name)(x) for name in ("query", "key", "value"))
-        q, k, v = (y.unflatten(-1, (heads, -1)).transpose(1, 2) for y in each)
-        return q, k, v
-    q, k, v = attn.qkv(x).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)  # type: ignore[operator]
+    heads, inputs = number_of_heads(attn) or 1, _inputs(attn)
+    if len(inputs) == 3:
+        q, k, v = (layer(x).unflatten(-1, (heads, -1)).transpose(1, 2) for layer in inputs)
+    else:
+        q, k, v = attn.qkv(x).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)  # type: ignore[operator]
     return optional(attn, "q_norm")(q), optional(attn, "k_norm")(k), v
 
 
@@ -56,9 +101,9 @@ def cross_heads(attn: nn.Module, x: Tensor, context: Tensor) -> Heads:
 
     Only the queries of x and the keys and values of the context are computed, unless the layer has hooks.
     """
-    heads: int = attn.num_heads  # type: ignore[assignment]
-    if isinstance(getattr(attn, "query", None), nn.Linear):
-        q, k, v = attn.query(x), attn.key(context), attn.value(context)  # type: ignore[operator]
+    heads, inputs = number_of_heads(attn) or 1, _inputs(attn)
+    if len(inputs) == 3:
+        q, k, v = (layer(tokens) for layer, tokens in zip(inputs, (x, context, context), strict=True))
     elif must_be_called(attn.qkv):  # type: ignore[arg-type]
         q, (_, k, v) = attn.qkv(x).chunk(3, -1)[0], attn.qkv(context).chunk(3, -1)  # type: ignore[operator]
     else:
@@ -76,13 +121,16 @@ def merge_heads(attn: nn.Module, x: Tensor, merged: Tensor) -> Tensor:
     merged = optional(attn, "norm")(merged)
     if getattr(attn, "gate", None) is not None:
         merged = merged * attn.gate(x).sigmoid()  # type: ignore[operator]
-    return optional(attn, "proj_drop")(attn.proj(merged))  # type: ignore[operator]
+    return optional(attn, "proj_drop")(output_layer(attn)(merged))
 
 
 def attention_drop(attn: nn.Module) -> float:
     """Dropout of the layer's couplings."""
     if isinstance(attn, MultiHeadAttention):
         return attn.coupling.dropout
+    if is_interfaced(attn):
+        stated = (getattr(attn, name, 0.0) for name in ("attention_dropout", "dropout"))
+        return next((share for share in stated if isinstance(share, float)), 0.0)
     drop = optional(attn, "attn_drop")
     return float(drop.p) if isinstance(drop, nn.Dropout) else 0.0
 
@@ -91,7 +139,8 @@ class HostedAttention(nn.Module, ABC):
     """Self-attention with the projections of another layer, and an exchange of its own.
 
     Args:
-        host: `MultiHeadAttention` over its own tokens, or timm's attention; its modules are taken over, not copied.
+        host: `MultiHeadAttention` over its own tokens, timm's attention or that of transformers, as which it is then
+            called; its modules are taken over, not copied.
 
     Shapes: (batch, tokens, dim) or (batch, rows, columns, dim) -> the same.
     """
@@ -100,16 +149,18 @@ class HostedAttention(nn.Module, ABC):
         super().__init__()
         if not is_host(host):
             raise UsageError(
-                f"host is a {type(host).__name__}; it must be a MultiHeadAttention without a context, or attention with"
-                " the linear layers qkv and proj, as in timm."
+                f"host is a {type(host).__name__}; it must be a MultiHeadAttention without a context, attention with"
+                " the linear layers qkv and proj, as in timm, or attention of transformers with as many heads for keys."
             )
         for name, child in host.named_children():
             if not isinstance(child, Coupling):
                 self.add_module(name, child)
         self.training = host.training
-        self.num_heads: int = host.num_heads  # type: ignore[assignment]
-        self.proj: nn.Linear = host.proj  # type: ignore[assignment]
-        self.head_dim = self.proj.in_features // self.num_heads
+        self.num_heads: int = number_of_heads(host) or 1
+        self.head_dim = int(output_layer(host).in_features) // self.num_heads  # type: ignore[arg-type]
+        self.of_transformers = is_interfaced(host) or bool(getattr(host, "of_transformers", False))
+        if self.of_transformers:
+            answer_transformers(self)
 
     @abstractmethod
     def exchange(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -218,14 +269,15 @@ def computes_attention(host: nn.Module, *, dense: bool = False) -> bool:
         like = next(copy.parameters())
         for tensor in (*copy.parameters(), *copy.buffers()):
             tensor.copy_(_varied(tensor.shape) if tensor.is_floating_point() else torch.zeros_like(tensor))
-    read = copy.query if isinstance(copy, MultiHeadAttention) else copy.qkv
-    x = 3 * _varied((2, 9, read.in_features)).to(like)  # type: ignore[union-attr,arg-type]
+    x = 3 * _varied((2, 9, input_layer(copy).in_features)).to(like)
     try:
         with torch.device(like.device):
             expected, twin = copy(x), DenseHosted(copy).eval()
             if dense:
                 twin.coupling.topology = None
             out = twin(x)
+        if isinstance(expected, tuple):
+            expected, out = expected[0], out[0]
         return torch.allclose(out, expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max()))
     except (AttributeError, RuntimeError, TypeError, ValueError):
         return False
@@ -251,7 +303,7 @@ def replace_attention(
     """A copy of a model, or of one layer, whose self-attention is replaced.
 
     Args:
-        model: of mereo or timm; it is not changed.
+        model: of mereo, timm or transformers; it is not changed.
         make: a function from an attention layer to its replacement.
         layers: numbers of the replaced layers in the order of `attention_layers`; all by default.
     """
@@ -259,7 +311,7 @@ def replace_attention(
     if not names:
         raise UsageError(
             f"model is a {type(model).__name__} without self-attention that can be replaced; give a transformer of"
-            " mereo or timm, or one attention layer."
+            " mereo, timm or transformers, or one attention layer."
         )
     chosen = range(len(names)) if layers is None else layers
     if not all(0 <= number < len(names) for number in chosen) or not len(chosen):

@@ -1,4 +1,4 @@
-"""Attention of `transformers` under observation: layers that call an attention function by its interface.
+"""Attention of `transformers`: layers that call an attention function by its interface, observed and replaced.
 
 While a layer is observed, its configuration names the function below, which makes the couplings in a `Coupling`.
 """
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Coupling
+from mereo.errors import UsageError
 
 INTERFACE = "mereo"
 COUPLING = "_borrowed_coupling"
@@ -70,3 +71,27 @@ def _attend(
     coupling.dropout = dropout
     couplings = coupling(scores, allowed)
     return (couplings @ value).transpose(1, 2).contiguous(), couplings
+
+
+def answer_transformers(module: nn.Module) -> None:
+    """Let a module of tokens stand where `transformers` has such a layer: it takes its call and returns its pair."""
+    module.register_forward_pre_hook(_read_call, with_kwargs=True)
+    module.register_forward_hook(_as_pair)
+
+
+def _read_call(
+    module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Tensor], dict[str, Any]]:
+    """The tokens of a call without its switches, such as whether the layer shall return its couplings."""
+    tokens, *others = given or (named["hidden_states"],)
+    rest = [*others, *(value for name, value in named.items() if name != "hidden_states")]
+    if any(isinstance(value, Tensor | tuple) for value in rest):
+        raise UsageError(
+            f"{type(module).__name__} stands in a network of transformers that gives it a mask or positions besides"
+            " its tokens, which it does not take."
+        )
+    return (tokens,), {}
+
+
+def _as_pair(module: nn.Module, given: Any, output: Any) -> tuple[Tensor, Tensor | None]:
+    return output if isinstance(output, tuple) else (output, None)
