@@ -96,6 +96,20 @@ def test_a_student_learns_from_the_dense_network(model, images):
     assert done.history[-1]["loss"] < done.history[0]["loss"]
 
 
+def test_what_the_trainer_adds_is_left_to_the_loss(model, images):
+    changed = mereo.watchable(model)
+    expected = answer(changed, images)
+    out = changed(images, num_items_in_batch=torch.tensor(2))
+    torch.testing.assert_close(out["logits" if "logits" in out else "pooler_output"], expected)
+
+
+def test_exported_programs_compute_the_same(model, images):
+    changed = mereo.moh(model).eval()
+    mereo.insert(changed, "squeeze_excite", start=1.0)
+    exported = torch.export.export(changed, (images,)).module()
+    torch.testing.assert_close(answer(exported, images), answer(changed, images))
+
+
 def test_a_layer_with_a_mask_is_refused(images):
     config = transformers.CLIPTextConfig(**SIZES, vocab_size=20, max_position_embeddings=8)
     model = mereo.watchable(transformers.CLIPTextModel(config).eval())

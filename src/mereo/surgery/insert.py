@@ -26,7 +26,7 @@ from mereo.core.surgery import SURGERIES, note_surgery
 from mereo.errors import UsageError, check_network, first_line
 from mereo.mechanisms.attention.dense import MultiHeadAttention
 from mereo.mechanisms.attention.hosted import is_host
-from mereo.mechanisms.attention.interfaced import answer_transformers, is_interfaced
+from mereo.mechanisms.attention.interfaced import answer_transformers, called_by_transformers, is_interfaced
 from mereo.mechanisms.slots import Place, fill_slot
 
 _HELD_AS = "inserted"
@@ -80,7 +80,7 @@ class Replaced(nn.Module):
         super().__init__()
         self.mechanism = mechanism
         self.gives_tuple: bool = getattr(layer, "gives_tuple", isinstance(layer, nn.MultiheadAttention))
-        self.of_transformers: bool = getattr(layer, "of_transformers", is_interfaced(layer))
+        self.of_transformers: bool = called_by_transformers(layer)
         if self.of_transformers:
             answer_transformers(self)
 
@@ -245,8 +245,8 @@ def _blocks(model: nn.Module, seen: _Outputs) -> list[str]:
 
 
 def _holds_interfaced(module: nn.Module) -> bool:
-    """Whether a module is a block of transformers around a layer of attention."""
-    return any(is_interfaced(child) for child in module.children())
+    """Whether a module is a block of transformers around a layer of attention, or around what took its place."""
+    return any(called_by_transformers(child) for child in module.children())
 
 
 def _attention(model: nn.Module, seen: _Outputs) -> list[str]:

@@ -18,7 +18,7 @@ from mereo.core.kernels.attention import attend
 from mereo.core.modes import must_be_called
 from mereo.errors import UsageError
 from mereo.mechanisms.attention.dense.multi_head import MultiHeadAttention, four_axes
-from mereo.mechanisms.attention.interfaced import answer_transformers, is_interfaced
+from mereo.mechanisms.attention.interfaced import answer_transformers, called_by_transformers, is_interfaced
 
 Heads = tuple[Tensor, Tensor, Tensor]
 _INPUTS = (("qkv",), ("query", "key", "value"), ("q_proj", "k_proj", "v_proj"))
@@ -158,7 +158,7 @@ class HostedAttention(nn.Module, ABC):
         self.training = host.training
         self.num_heads: int = number_of_heads(host) or 1
         self.head_dim = int(output_layer(host).in_features) // self.num_heads  # type: ignore[arg-type]
-        self.of_transformers = is_interfaced(host) or bool(getattr(host, "of_transformers", False))
+        self.of_transformers = called_by_transformers(host)
         if self.of_transformers:
             answer_transformers(self)
 

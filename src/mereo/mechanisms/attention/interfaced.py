@@ -16,6 +16,8 @@ from mereo.errors import UsageError
 INTERFACE = "mereo"
 COUPLING = "_borrowed_coupling"
 """Under which an observed layer holds its coupling."""
+_UNUSED = ("num_items_in_batch",)
+"""What the Trainer gives to every module, and only the loss uses."""
 
 
 def is_interfaced(module: nn.Module) -> bool:
@@ -28,6 +30,11 @@ def is_interfaced(module: nn.Module) -> bool:
         and hasattr(getattr(module, "config", None), "_attn_implementation")
         and hasattr(module, "is_causal")
     )
+
+
+def called_by_transformers(module: nn.Module) -> bool:
+    """Whether a module is such a layer, or stands in the place of one."""
+    return bool(getattr(module, "of_transformers", is_interfaced(module)))
 
 
 class Interfaced:
@@ -74,7 +81,10 @@ def _attend(
 
 
 def answer_transformers(module: nn.Module) -> None:
-    """Let a module of tokens stand where `transformers` has such a layer: it takes its call and returns its pair."""
+    """Let a module of tokens stand where `transformers` has such a layer: it takes its call and returns its pair.
+
+    The module notes it in its attribute `of_transformers`.
+    """
     module.register_forward_pre_hook(_read_call, with_kwargs=True)
     module.register_forward_hook(_as_pair)
 
@@ -84,12 +94,17 @@ def _read_call(
 ) -> tuple[tuple[Tensor], dict[str, Any]]:
     """The tokens of a call without its switches, such as whether the layer shall return its couplings."""
     tokens, *others = given or (named["hidden_states"],)
-    rest = [*others, *(value for name, value in named.items() if name != "hidden_states")]
-    if any(isinstance(value, Tensor | tuple) for value in rest):
-        raise UsageError(
-            f"{type(module).__name__} stands in a network of transformers that gives it a mask or positions besides"
-            " its tokens, which it does not take."
-        )
+    rest = [*others, *(value for name, value in named.items() if name not in (*_UNUSED, "hidden_states"))]
+    for value in rest:
+        if isinstance(value, Tensor) and torch.compiler.is_exporting():
+            # An exported network always makes a mask, which leaves nothing out unless it is given one.
+            kept = value if value.dtype == torch.bool else value == 0
+            torch._assert_async(kept.all(), f"{type(module).__name__} takes no mask")
+        elif isinstance(value, Tensor | tuple):
+            raise UsageError(
+                f"{type(module).__name__} stands in a network of transformers that gives it a mask or positions besides"
+                " its tokens, which it does not take."
+            )
     return (tokens,), {}
 
 
