@@ -62,6 +62,8 @@ def test_a_mechanism_replaces_attention_twice_over(kind, model, images):
     mereo.insert(model, "multi_head", "attention", replace=True, heads=2)
     mereo.insert(model, "sparsifiner", LAYERS[kind].format(0), replace=True)
     mereo.insert(model, "talking_heads", LAYERS[kind].format(1), replace=True, heads=2)
+    layers = [LAYERS[kind].format(number).rpartition(".")[0] for number in range(2)]
+    assert list(mereo.insert(model, "aaren", "stages").places) == layers
     answer(model.train(), images).sum().backward()
     layer = model.get_submodule(LAYERS[kind].format(0))
     assert any(p.grad is not None and bool(p.grad.any()) for p in layer.parameters())

@@ -246,7 +246,8 @@ def _blocks(model: nn.Module, seen: _Outputs) -> list[str]:
 
 def _holds_interfaced(module: nn.Module) -> bool:
     """Whether a module is a block of transformers around a layer of attention, or around what took its place."""
-    return any(called_by_transformers(child) for child in module.children())
+    inner = map(called_by_transformers, module.children())
+    return not called_by_transformers(module) and any(inner)
 
 
 def _attention(model: nn.Module, seen: _Outputs) -> list[str]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mereo.core.surgery import surgery
 from mereo.errors import UsageError
-from mereo.mechanisms.attention.hosted import is_host, number_of_heads, output_layer, replace_attention
+from mereo.mechanisms.attention.hosted import heads_of, is_host, output_layer, replace_attention
 from mereo.mechanisms.attention.sparse.sparsifiner import SparsifinerAttention
 
 
@@ -76,7 +76,7 @@ def sparsifiner(
     count, first = tokens, _count_prefix(model) if prefix is None else prefix
 
     def make(host: nn.Module) -> nn.Module:
-        like, heads = next(host.parameters()), number_of_heads(host) or 1
+        like, heads = next(host.parameters()), heads_of(host)
         dim = int(output_layer(host).in_features)  # type: ignore[arg-type]
         layer = SparsifinerAttention(dim, heads, count, keep=keep, prefix=first, host=host, **arguments)
         layer.train(host.training)

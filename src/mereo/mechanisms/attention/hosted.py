@@ -70,6 +70,13 @@ def number_of_heads(attn: nn.Module) -> int | None:
     return found[0] if found else None
 
 
+def heads_of(attn: nn.Module) -> int:
+    """The heads of a layer that `is_host`."""
+    heads = number_of_heads(attn)
+    assert heads is not None
+    return heads
+
+
 def is_host(module: nn.Module) -> bool:
     """Whether a module is self-attention that `split_heads` and `merge_heads` support.
 
@@ -88,7 +95,7 @@ def is_host(module: nn.Module) -> bool:
 
 def split_heads(attn: nn.Module, x: Tensor) -> Heads:
     """Queries, keys and values of an attention layer: (batch, tokens, dim) -> (batch, heads, tokens, d) each."""
-    heads, inputs = number_of_heads(attn) or 1, _inputs(attn)
+    heads, inputs = heads_of(attn), _inputs(attn)
     if len(inputs) == 3:
         q, k, v = (layer(x).unflatten(-1, (heads, -1)).transpose(1, 2) for layer in inputs)
     else:
@@ -101,7 +108,7 @@ def cross_heads(attn: nn.Module, x: Tensor, context: Tensor) -> Heads:
 
     Only the queries of x and the keys and values of the context are computed, unless the layer has hooks.
     """
-    heads, inputs = number_of_heads(attn) or 1, _inputs(attn)
+    heads, inputs = heads_of(attn), _inputs(attn)
     if len(inputs) == 3:
         q, k, v = (layer(tokens) for layer, tokens in zip(inputs, (x, context, context), strict=True))
     elif must_be_called(attn.qkv):  # type: ignore[arg-type]
@@ -156,7 +163,7 @@ class HostedAttention(nn.Module, ABC):
             if not isinstance(child, Coupling):
                 self.add_module(name, child)
         self.training = host.training
-        self.num_heads: int = number_of_heads(host) or 1
+        self.num_heads = heads_of(host)
         self.head_dim = int(output_layer(host).in_features) // self.num_heads  # type: ignore[arg-type]
         self.of_transformers = called_by_transformers(host)
         if self.of_transformers:
