@@ -7,7 +7,7 @@ known results are not computed again.
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,25 @@ FOREST, REACH = "forest.png", 10.0
 """The picture, and the largest difference in points that it shows."""
 Forms = Mapping[tuple[str, str], Sequence[Measured]]
 """The measurements of all seeds, by kind and control."""
+
+
+class Compared(NamedTuple):
+    """A network compared with another form of it or another network: the difference, and the epochs of both."""
+
+    difference: Difference
+    epochs: tuple[int, int]
+
+    @classmethod
+    def of(cls, runs: Sequence[Measured], others: Sequence[Measured], comparisons: int) -> "Compared":
+        """The comparison of all seeds of two networks, of so many whose intervals hold together."""
+        apart = paired_difference(_bits(runs), _bits(others), comparisons)
+        return cls(apart, (runs[0].epochs, others[0].epochs))
+
+    @property
+    def verdict(self) -> str:
+        """Whether the network is clearly "better" or "worse", or "no"."""
+        better = "better" if self.difference.mean > 0 else "worse"
+        return better if self.difference.is_clear else "no"
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -97,16 +116,16 @@ def _bits(runs: Sequence[Measured]) -> Any:
     return np.stack([each.bits for each in runs])
 
 
-def _beside_control(forms: Forms, control: str) -> dict[str, Difference]:
+def _beside_control(forms: Forms, control: str) -> dict[str, Compared]:
     pairs = {
         kind: (runs, forms[kind, control])
         for (kind, own), runs in forms.items()
         if own == OWN and len(forms.get((kind, control), ())) == len(runs)
     }
-    return {kind: paired_difference(_bits(a), _bits(b), len(pairs)) for kind, (a, b) in pairs.items()}
+    return {kind: Compared.of(*pair, len(pairs)) for kind, pair in pairs.items()}
 
 
-def _beside_plain(forms: Forms) -> dict[str, Difference]:
+def _beside_plain(forms: Forms) -> dict[str, Compared]:
     plain = [runs for (kind, _), runs in forms.items() if kind in PLAIN]
     if not plain:
         return {}
@@ -116,26 +135,28 @@ def _beside_plain(forms: Forms) -> dict[str, Difference]:
         for (kind, control), runs in forms.items()
         if control == OWN and kind not in PLAIN and len(runs) == len(best)
     }
-    return {kind: paired_difference(_bits(runs), _bits(best), len(others)) for kind, runs in others.items()}
+    return {kind: Compared.of(runs, best, len(others)) for kind, runs in others.items()}
 
 
-def _points(kind: str, difference: Difference) -> dict[str, Any]:
-    numbers = {"difference": difference.mean, "low": difference.low, "high": difference.high}
-    return {"network": kind, **{name: 100 * number for name, number in numbers.items()}, "clear": _clear(difference)}
+def _points(kind: str, compared: Compared) -> dict[str, Any]:
+    apart, (own, other) = compared
+    numbers = {"difference": apart.mean, "low": apart.low, "high": apart.high}
+    row = {"network": kind, **{name: 100 * number for name, number in numbers.items()}, "clear": compared.verdict}
+    return row | {"epochs": f"{own}" if own == other else f"{own} against {other}"}
 
 
-def _clear(difference: Difference) -> str:
-    return ("better" if difference.mean > 0 else "worse") if difference.is_clear else "no"
-
-
-def _sentence(title: str, apart: Mapping[str, Difference]) -> str:
-    named = {word: [kind for kind, d in apart.items() if _clear(d) == word] for word in ("better", "worse")}
+def _sentence(title: str, apart: Mapping[str, Compared]) -> str:
+    named: dict[str, list[str]] = {"better": [], "worse": []}
+    for kind, each in apart.items():
+        own, other = each.epochs
+        name = kind if own == other else f"{kind} ({own} epochs against {other})"
+        named.get(each.verdict, []).append(name)
     parts = [f"{word} for {', '.join(kinds)}" for word, kinds in named.items() if kinds]
     found = " and ".join(parts) or "different for none"
     return f"{title[0].upper()}{title[1:]}: clearly {found} of {len(apart)}."
 
 
-def _draw(panels: Mapping[str, Mapping[str, Difference]], data: str, path: Path) -> None:
+def _draw(panels: Mapping[str, Mapping[str, Compared]], data: str, path: Path) -> None:
     """A forest plot of each question: a dot and its interval for each network, in the colour of its family.
 
     Dots are filled where the interval excludes zero, and arrows point to those outside of the panel.
@@ -155,7 +176,7 @@ def _draw(panels: Mapping[str, Mapping[str, Difference]], data: str, path: Path)
         zip(np.atleast_1d(figure.subplots(1, len(panels), sharey=True)), panels.items(), strict=True)
     ):
         axes.axvline(0, color="0.5", linewidth=0.8)
-        for kind, d in apart.items():
+        for kind, (d, _) in apart.items():
             middle, low, high = (float(np.clip(100 * value, -REACH, REACH)) for value in (d.mean, d.low, d.high))
             axes.errorbar(
                 middle, kinds.index(kind), xerr=[[middle - low], [high - middle]], color=colours[kind], markersize=5,

@@ -1,3 +1,4 @@
+import base64
 import math
 from dataclasses import fields
 
@@ -15,6 +16,7 @@ from papers.capsule_table.controls import register_controls
 from papers.capsule_table.differences import paired_difference
 from papers.capsule_table.measured import Measured
 from papers.capsule_table.protocol import CAPSULES, KINDS, LINEAR, OWN, PLAIN, RATES, UNIFORM, configuration, controls
+from papers.capsule_table.table import summarise
 from papers.capsule_table.trainings import Results, Training
 
 SHAPE = {"num_classes": 10, "in_chans": 1, "img_size": 20}
@@ -175,3 +177,20 @@ def test_a_linear_head_with_arguments_is_saved_and_loaded(tmp_path):
     model = create_model("linear:matrix_capsnet_68k", **SHAPE, network_args={"padding": 2}).eval()
     save_weights(tmp_path / "head.safetensors", model)
     assert load(tmp_path / "head.safetensors").config == model.config
+
+
+def test_networks_that_were_trained_longer_than_what_they_are_compared_with_are_named(tmp_path):
+    results = Results(tmp_path / "mnist.csv")
+    numbers = {field.name: 0.5 for field in fields(Measured)}
+    for kind, long in (("capsnet", False), ("aa_capsnet", True)):
+        for control, right in ((OWN, False), (LINEAR, True)):
+            correct = f"64:{base64.b64encode(bytes([255 * right] * 8)).decode()}"
+            epochs = 16 if long and control == LINEAR else 8
+            row = numbers | {"kind": kind, "control": control, "seed": 0, "epochs": epochs, "correct": correct}
+            results.add_measured(Measured(**{**row, "parameters": 1, "macs": 1}))
+    found = summarise(results, "mnist", tmp_path / "forest.png")
+    rows = found["tables"]["Do capsules help? the network less its encoder with a linear head, points"]
+    assert [(row["network"], row["clear"], row["epochs"]) for row in rows] == [
+        ("capsnet", "worse", "8"), ("aa_capsnet", "worse", "8 against 16"),
+    ]  # fmt: skip
+    assert "Do capsules help: clearly worse for capsnet, aa_capsnet (8 epochs against 16) of 2." in found["notes"]
