@@ -210,3 +210,31 @@ def test_a_network_of_transformers_states_its_image_size() -> None:
     before = model(images).logits
     mereo.insert(model, "aaren", "vit.layers.0")
     torch.testing.assert_close(model(images).logits, before)
+
+
+class Twice(nn.Module):
+    """A block that is called with 16 tokens, and then with 4."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.block = nn.Conv2d(3, 8, 8, 8), nn.Linear(8, 8)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.block(self.patches(images).flatten(2).transpose(1, 2))
+        return self.block(tokens[:, :4])
+
+
+def test_a_network_stays_as_it_was_where_a_mechanism_does_not_fit() -> None:
+    model, images = Twice(), torch.rand(1, 3, 32, 32)
+    mereo.insert(model, "aaren", "block", img_size=32)
+    before, names = model(images), [*model.state_dict()]
+    with pytest.raises(
+        UsageError, match=r"position_routing does not fit after block of Twice: .*the network is as it was"
+    ):
+        mereo.insert(model, "position_routing", "block", img_size=32)
+    assert [*model.state_dict()] == names
+    torch.testing.assert_close(model(images), before, rtol=0, atol=0)
+    with pytest.raises(UsageError, match="there are 16 patches, and SqueezeExcite was put among 2 x 2 of them"):
+        mereo.insert(model, "squeeze_excite", "block", img_size=32)
+    mereo.remove(model)
+    assert len(names) - len([*model.state_dict()]) > 0 and not hasattr(model, "inserted")

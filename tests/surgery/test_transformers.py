@@ -119,6 +119,17 @@ def test_a_layer_with_a_mask_is_refused(images):
         model(torch.randint(20, (1, 5)), attention_mask=torch.tensor([[1, 1, 1, 0, 0]]))
 
 
+def test_a_network_stays_as_it_was_where_a_mechanism_does_not_fit(images):
+    config = transformers.SiglipVisionConfig(**SIZES, image_size=32, patch_size=8)
+    model = transformers.SiglipVisionModel(config).eval()
+    before, names = answer(model, images), [*model.state_dict()]
+    # The head attends from a learned token to the patches.
+    with pytest.raises(UsageError, match=r"head\.attention of SiglipVisionModel.*the network is as it was"):
+        mereo.insert(model, "talking_heads", "attention", replace=True)
+    assert [*model.state_dict()] == names
+    torch.testing.assert_close(answer(model, images), before, rtol=0, atol=0)
+
+
 def test_layers_that_compute_something_else_are_refused():
     config = transformers.SwinConfig(image_size=32, patch_size=2, embed_dim=8, depths=[1], num_heads=[2], window_size=4)
     with pytest.raises(UsageError, match="SwinAttention that computes something else"):

@@ -211,7 +211,13 @@ class Adapted(nn.Module):
         """Tokens without those before the patches -> the same."""
         if self.inner == "tokens":
             return self.mechanism(tokens)
-        cells = tokens.unflatten(1, self.size or (1, tokens.shape[1]))
+        rows, columns = self.size or (1, tokens.shape[1])
+        if rows * columns != tokens.shape[1]:
+            raise UsageError(
+                f"there are {tokens.shape[1]} patches, and {type(self.mechanism).__name__} was put among {rows} x"
+                f" {columns} of them; give images of that size, or put it in for these (img_size)."
+            )
+        cells = tokens.unflatten(1, (rows, columns))
         if self.channels_last:
             return self.mechanism(cells).flatten(1, 2)
         return self.mechanism(cells.permute(0, 3, 1, 2)).flatten(2).transpose(1, 2)

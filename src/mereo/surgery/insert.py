@@ -23,7 +23,7 @@ from mereo.core.modes import gradients_kept, modes_kept
 from mereo.core.operations import forward_operations
 from mereo.core.shapes import image_size
 from mereo.core.surgery import SURGERIES, note_surgery
-from mereo.errors import UsageError, check_network, first_line
+from mereo.errors import MereoError, UsageError, check_network, first_line
 from mereo.mechanisms.attention.dense import MultiHeadAttention
 from mereo.mechanisms.attention.hosted import is_host
 from mereo.mechanisms.attention.interfaced import answer_transformers, called_by_transformers, is_interfaced
@@ -180,7 +180,7 @@ class _Outputs:
         try:
             with modes_kept(model), gradients_kept(model):
                 model.eval()(images)
-        except (RuntimeError, TypeError, ValueError) as error:
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
             side = " x ".join(map(str, images.shape[2:]))
             raise UsageError(
                 f"{type(model).__name__} cannot read an image of {side} ({type(error).__name__}: {first_line(error)});"
@@ -371,16 +371,27 @@ def insert(
     begin = None if replace else start
     made = {place: _made(name, model, place, seen.shapes[place], begin, arguments) for place in places}
     _forget_compiled()
+    layers = {place: model.get_submodule(place) for place in places}
     for place, module in made.items():
         module.to(like.device, like.dtype)
         if replace:
-            model.set_submodule(place, module.train(model.get_submodule(place).training))
+            model.set_submodule(place, module.train(layers[place].training))
         else:
             _attach(model, place, module)
+    try:
+        after = _cost(model, images, large)
+    except (MereoError, RuntimeError, TypeError, ValueError) as error:
+        for place, layer in layers.items():
+            if replace:
+                model.set_submodule(place, layer)
+            else:
+                _detach(model, place)
+        there = f"{'in place of' if replace else 'after'} {', '.join(places)} of {type(model).__name__}"
+        why = first_line(error).rstrip(".")
+        raise UsageError(f"{name} does not fit {there}: {why}; name other places, the network is as it was.") from error
     if img_size is not None:
         given["img_size"] = img_size
     note_surgery(model, "insert", given)
-    after = _cost(model, images, large)
     return Insertion(name, tuple(places), (before[0], after[0]), (before[1], after[1]), replace)
 
 
@@ -431,6 +442,21 @@ def _attach(model: nn.Module, place: str, module: nn.Module) -> None:
         held[key] = nn.Sequential()
         host.register_forward_hook(_Run(held[key]))
     held[key].append(module.train(host.training))  # type: ignore[operator]
+
+
+def _detach(model: nn.Module, place: str) -> None:
+    """Take out what was attached last at a place."""
+    holder, key, host = _holder(model, place)
+    held: nn.ModuleDict = getattr(holder, _HELD_AS)
+    row: nn.Sequential = held[key]  # type: ignore[assignment]
+    del row[-1]
+    if len(row) == 0:
+        hooks = host._forward_hooks
+        for number in [n for n, hook in hooks.items() if isinstance(hook, _Run) and hook.inserted is row]:
+            del hooks[number]
+        del held[key]
+    if len(held) == 0:
+        delattr(holder, _HELD_AS)
 
 
 def remove(model: nn.Module) -> nn.Module:
