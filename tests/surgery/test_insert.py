@@ -1,6 +1,7 @@
 """Mechanisms put into networks of mereo, timm and a user's own, and taken out again."""
 
 import copy
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ddp_steps
 import mereo
+from mereo.core.operations import forward_operations
 from mereo.errors import UsageError
 from mereo.surgery.insert import Inserted
 from processes import in_processes, needs_gloo
@@ -210,6 +212,19 @@ def test_a_network_of_transformers_states_its_image_size() -> None:
     before = model(images).logits
     mereo.insert(model, "aaren", "vit.layers.0")
     torch.testing.assert_close(model(images).logits, before)
+
+
+def test_operations_of_many_tokens_are_counted_by_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = []
+    for most in (10**9, 1):
+        monkeypatch.setattr(sys.modules[Inserted.__module__], "_MANY", most)
+        model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=1, embed_dim=24)
+        done.append(mereo.insert(model, "tensor_attention", "attention", img_size=32))
+    assert done[0] == done[1]
+    # All scores of 4,096 tokens would take 256 GiB.
+    attention = mereo.create_mechanism("tensor_attention", dim=4, num_heads=1)
+    scores = 2 * 4096**3 * 4
+    assert forward_operations(attention, torch.zeros(1, 4096, 4), of_shapes=True) > scores
 
 
 class Twice(nn.Module):

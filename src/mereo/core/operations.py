@@ -20,17 +20,21 @@ def forward_operations(model: nn.Module, inputs: Tensor, *, of_shapes: bool = Fa
             counted; a model whose steps depend on values runs all the same.
     """
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
-    from torch.utils.flop_counter import FlopCounterMode
-
-    if of_shapes:
-        read_values = DataDependentOutputException, DynamicOutputShapeException
-        with suppress(*read_values), FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            return forward_operations(model, mode.from_tensor(inputs))
 
     # The counter only knows PyTorch's operations; while a model is recorded, none of our own operators run. PyTorch's
     # module tracker fails on a view of a trained parameter that was made under no_grad, so the parameters are frozen.
     with modes_kept(model), gradients_kept(model), record(model), torch.no_grad():
         model.eval().requires_grad_(False)
-        with FlopCounterMode(display=False) as counter:
-            model(inputs)
+        if of_shapes:
+            read_values = DataDependentOutputException, DynamicOutputShapeException
+            with suppress(*read_values), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+                return _counted(model, mode.from_tensor(inputs))
+        return _counted(model, inputs)
+
+
+def _counted(model: nn.Module, inputs: Tensor) -> int:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        model(inputs)
     return counter.get_total_flops()

@@ -80,8 +80,7 @@ class Replaced(nn.Module):
         super().__init__()
         self.mechanism = mechanism
         self.gives_tuple: bool = getattr(layer, "gives_tuple", isinstance(layer, nn.MultiheadAttention))
-        self.of_transformers: bool = called_by_transformers(layer)
-        if self.of_transformers:
+        if called_by_transformers(layer):
             answer_transformers(self)
 
     def forward(self, x: Tensor, *others: Any, need_weights: bool = True, **switches: Any) -> Any:
@@ -365,8 +364,8 @@ def insert(
     images = torch.zeros(1, channels, height, width, device=like.device, dtype=like.dtype)
     seen = _Outputs.of(model, images)
     places = _places(model, where, seen)
-    many = max(_positions(seen.shapes[place]) for place in places) >= _MANY
-    large = many and get_mechanism(name).family != "scan"  # scans form no couplings
+    # Scans form no couplings.
+    large = get_mechanism(name).family != "scan" and max(_positions(seen.shapes[place]) for place in places) >= _MANY
     before = _cost(model, images, large)
     begin = None if replace else start
     made = {place: _made(name, model, place, seen.shapes[place], begin, arguments) for place in places}
