@@ -20,6 +20,7 @@ from mereo.mechanisms.attention.hosted import (
     HostedAttention,
     attention_drop,
     computes_attention,
+    heads_of,
     input_layer,
     is_host,
     number_of_heads,
@@ -104,10 +105,8 @@ def _hosts(model: nn.Module) -> list[str]:
 
 
 def _converted(attn: nn.Module, shared: int, active: int, gate: str, routing: str, method: str) -> nn.Module:
-    heads = number_of_heads(attn)
-    assert heads is not None
     layer = input_layer(attn)
-    router = HeadRouter(layer.in_features, heads, shared, active, gate, routing).to(layer.weight)
+    router = HeadRouter(layer.in_features, heads_of(attn), shared, active, gate, routing).to(layer.weight)
     if is_host(attn) and computes_attention(attn):
         return MixtureOfHeads(attn, router, method)
     if routing == "queries" or not isinstance(getattr(attn, "coupling", None), Coupling):

@@ -165,8 +165,7 @@ class HostedAttention(nn.Module, ABC):
         self.training = host.training
         self.num_heads = heads_of(host)
         self.head_dim = int(output_layer(host).in_features) // self.num_heads  # type: ignore[arg-type]
-        self.of_transformers = called_by_transformers(host)
-        if self.of_transformers:
+        if called_by_transformers(host):
             answer_transformers(self)
 
     @abstractmethod

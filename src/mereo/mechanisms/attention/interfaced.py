@@ -34,7 +34,7 @@ def is_interfaced(module: nn.Module) -> bool:
 
 def called_by_transformers(module: nn.Module) -> bool:
     """Whether a module is such a layer, or stands in the place of one."""
-    return bool(getattr(module, "of_transformers", is_interfaced(module)))
+    return getattr(module, "of_transformers", False) is True or is_interfaced(module)
 
 
 class Interfaced:
@@ -81,10 +81,8 @@ def _attend(
 
 
 def answer_transformers(module: nn.Module) -> None:
-    """Let a module of tokens stand where `transformers` has such a layer: it takes its call and returns its pair.
-
-    The module notes it in its attribute `of_transformers`.
-    """
+    """Let a module of tokens stand where `transformers` has such a layer: it takes its call and returns its pair."""
+    module.of_transformers = True  # type: ignore[assignment]
     module.register_forward_pre_hook(_read_call, with_kwargs=True)
     module.register_forward_hook(_as_pair)
 
