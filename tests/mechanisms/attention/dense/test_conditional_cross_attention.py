@@ -41,7 +41,7 @@ def test_it_is_that_of_loops(residual: str) -> None:
 def test_a_query_repeated_for_every_token_gives_equal_rows() -> None:
     block, tokens, conditions = made()
     one, repeated = block(tokens, conditions[:, :1]), block(tokens, conditions[:, :1].expand(-1, 11, -1))
-    assert torch.equal(repeated, repeated[:, :1].expand_as(repeated))
+    torch.testing.assert_close(repeated, repeated[:, :1].expand_as(repeated), rtol=0, atol=1e-12)
     torch.testing.assert_close(repeated[:, :1], one, rtol=0, atol=1e-12)
 
 
