@@ -56,7 +56,7 @@ def kernel_ridge(gram: Tensor, targets: Tensor, penalty: float) -> tuple[Tensor,
     rest = (targets - targets.mean(0)).reshape(n, -1)
     alpha = torch.cholesky_solve(rest, factor)
     alpha = (alpha - alpha.mean(0)).view_as(targets)  # without a penalty, rounding adds much of a constant
-    return alpha, (targets - gram @ alpha).mean(0)
+    return alpha, (targets - (gram - gram.mean(1, keepdim=True)) @ alpha).mean(0)
 
 
 class RandomFeatures(nn.Module):
@@ -149,7 +149,8 @@ class RandomFeatures(nn.Module):
             )
         self.intercept.copy_(intercept)
         for first, last in self.blocks():
-            products = alpha.T @ self.block(first, last, *inputs).double() / self.units
+            features = self.block(first, last, *inputs).double()
+            products = alpha.T @ (features - features.mean(0)) / self.units  # of large numbers with sum zero
             self.values[:, first * self.per_unit : last * self.per_unit].copy_(products)
         return self
 
