@@ -33,7 +33,9 @@ def test_copies_run_or_are_refused(family: str) -> None:
     expected = model(images)
     for name, operate in DONE.items():
         try:
-            outputs = operate(model).eval()(images)
+            copy = operate(model)
+            assert not any(module.training for module in copy.modules()), name
+            outputs = copy(images)
         except UsageError:
             continue
         assert outputs.shape == expected.shape and outputs.isfinite().all(), name

@@ -4,7 +4,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, cast
 
 from torch import nn
 
@@ -79,6 +79,19 @@ def restate_surgery(model: nn.Module, name: str, **arguments: Any) -> None:
             entry["args"] |= arguments
 
 
+def _keep_modes(model: nn.Module, changed: nn.Module) -> None:
+    """Give the modules of a changed copy the mode, of training or evaluation, of the model; new ones that around them.
+
+    A new module is made for training, and its dropout would act in a network that is evaluated.
+    """
+    modes = {name: module.training for name, module in model.named_modules()}
+    for name, module in changed.named_modules():
+        known = name
+        while known not in modes:
+            known = known.rpartition(".")[0]
+        module.training = modes[known]
+
+
 def surgery(function: Callable[P, nn.Module]) -> Callable[P, nn.Module]:
     """Register a function model -> changed copy, whose name and arguments are then saved with the weights of the copy.
 
@@ -89,8 +102,10 @@ def surgery(function: Callable[P, nn.Module]) -> Callable[P, nn.Module]:
 
     @wraps(function)
     def noted(*args: P.args, **kwargs: P.kwargs) -> nn.Module:
-        check_network(args[0] if args else kwargs.get("model"))
+        model = cast("nn.Module", args[0] if args else kwargs.get("model"))
+        check_network(model)
         changed = function(*args, **kwargs)
+        _keep_modes(model, changed)
         bound = inspect.signature(function).bind(*args, **kwargs)
         bound.apply_defaults()
         given = dict(list(bound.arguments.items())[1:])

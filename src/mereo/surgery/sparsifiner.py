@@ -79,7 +79,6 @@ def sparsifiner(
         like, heads = next(host.parameters()), heads_of(host)
         dim = int(output_layer(host).in_features)  # type: ignore[arg-type]
         layer = SparsifinerAttention(dim, heads, count, keep=keep, prefix=first, host=host, **arguments)
-        layer.train(host.training)
         return layer.to(like.device, like.dtype)
 
     with torch.random.fork_rng(devices=[]):

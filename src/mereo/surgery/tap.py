@@ -81,7 +81,7 @@ def tap(model: nn.Module, num_scales: int = 4) -> nn.Module:
         size, prefix = patches_of(copy, shape[1]) if len(shape) == 3 else (None, 0)
         if size is None:
             raise UsageError(f"model is {kind}, and {name} takes {shape}, which is no map of tokens; tap needs one.")
-        pool = TokenAwarePooling(shape[2], size, num_scales, prefix).to(like.device, like.dtype).train(block.training)
+        pool = TokenAwarePooling(shape[2], size, num_scales, prefix).to(like.device, like.dtype)
         block.add_module(POOL, pool)
         getattr(block, NORM).register_forward_pre_hook(_Pool(pool))
     return copy
