@@ -24,9 +24,10 @@ from mereo.core.operations import forward_operations
 from mereo.core.shapes import image_size
 from mereo.core.surgery import SURGERIES, note_surgery
 from mereo.errors import MereoError, UsageError, check_network, first_line
+from mereo.mechanisms.attention.called import called_by_others, called_by_pytorch, stand_in
 from mereo.mechanisms.attention.dense import MultiHeadAttention
 from mereo.mechanisms.attention.hosted import is_host
-from mereo.mechanisms.attention.interfaced import answer_transformers, called_by_transformers, is_interfaced
+from mereo.mechanisms.attention.interfaced import is_interfaced
 from mereo.mechanisms.slots import Place, fill_slot
 
 _HELD_AS = "inserted"
@@ -52,17 +53,20 @@ class Inserted(nn.Module):
         slot: "tokens" or "maps".
         is_gate: which of the two equations.
         start: of the gain of every channel.
+        tokens_first: whether tokens come before the batch.
 
-    Shapes: (batch, tokens, dim) or (batch, dim, height, width) -> the same.
+    Shapes: (batch, tokens, dim), (tokens, batch, dim) or (batch, dim, height, width) -> the same.
     """
 
-    def __init__(self, mechanism: nn.Module, dim: int, slot: str, is_gate: bool, start: float) -> None:
+    def __init__(
+        self, mechanism: nn.Module, dim: int, slot: str, is_gate: bool, start: float, tokens_first: bool = False
+    ) -> None:
         super().__init__()
-        self.mechanism, self.is_gate = mechanism, is_gate
+        self.mechanism, self.is_gate, self.tokens_first = mechanism, is_gate, tokens_first
         self.gain = nn.Parameter(torch.full((dim,) if slot == "tokens" else (dim, 1, 1), float(start)))
 
     def forward(self, x: Tensor) -> Tensor:
-        added = self.mechanism(x)
+        added = self.mechanism(x.transpose(0, 1)).transpose(0, 1) if self.tokens_first else self.mechanism(x)
         return x + self.gain * (added - x if self.is_gate else added)
 
 
@@ -71,7 +75,7 @@ class Replaced(nn.Module):
 
     Args:
         mechanism: see `mereo.create_mechanism`.
-        layer: whose place it takes; `torch.nn.MultiheadAttention` and layers of transformers return a pair.
+        layer: whose place it takes; it is called as that one, see `stand_in`.
 
     Shapes: (batch, tokens, dim) or (batch, dim, height, width) -> the same.
     """
@@ -79,18 +83,15 @@ class Replaced(nn.Module):
     def __init__(self, mechanism: nn.Module, layer: nn.Module) -> None:
         super().__init__()
         self.mechanism = mechanism
-        self.gives_tuple: bool = getattr(layer, "gives_tuple", isinstance(layer, nn.MultiheadAttention))
-        if called_by_transformers(layer):
-            answer_transformers(self)
+        stand_in(self, layer)
 
-    def forward(self, x: Tensor, *others: Any, need_weights: bool = True, **switches: Any) -> Any:
-        # Keys and values are the queries; masks and the like must be off.
-        if given := [each for each in others if each is not None and each is not x and each is not False]:
+    def forward(self, x: Tensor, *others: Any, **switches: Any) -> Any:
+        # Masks and the like must be off.
+        if given := [each for each in others if each is not None and each is not False]:
             raise UsageError(f"the layer was replaced and is given {type(given[0]).__name__} besides its tokens.")
         if names := [name for name, value in switches.items() if value is not None and value is not False]:
             raise UsageError(f"{names[0]} is given to a layer that was replaced, which takes its tokens only.")
-        out = self.mechanism(x)
-        return (out, None) if self.gives_tuple else out
+        return self.mechanism(x)
 
 
 class _Run:
@@ -158,14 +159,21 @@ def image_shape_of(model: nn.Module, img_size: int | tuple[int, int] | None) -> 
 
 @dataclass
 class _Outputs:
-    """The first output of every module in one pass over an image, by name, in the order in which they were made."""
+    """The first output of every module in one pass over two images, by name, in the order in which they were made.
+
+    Attributes:
+        shapes: of the outputs, batch first.
+        tokens_first: names of those whose tokens come before the batch.
+    """
 
     shapes: dict[str, tuple[int, ...]]
+    tokens_first: set[str]
 
     @classmethod
     @torch.no_grad()
     def of(cls, model: nn.Module, images: Tensor) -> "_Outputs":
         shapes: dict[str, tuple[int, ...]] = {}
+        two = images.expand(2, *images.shape[1:])
 
         def note(name: str) -> Callable[..., None]:
             def hook(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -178,7 +186,7 @@ class _Outputs:
         handles = [module.register_forward_hook(note(name)) for name, module in model.named_modules() if name]
         try:
             with modes_kept(model), gradients_kept(model):
-                model.eval()(images)
+                model.eval()(two)
         except (AttributeError, RuntimeError, TypeError, ValueError) as error:
             side = " x ".join(map(str, images.shape[2:]))
             raise UsageError(
@@ -188,7 +196,8 @@ class _Outputs:
         finally:
             for handle in handles:
                 handle.remove()
-        return cls(shapes)
+        turned = {name for name, shape in shapes.items() if len(shape) == 3 and shape[0] != 2 == shape[1]}
+        return cls({n: (s[1], s[0], s[2]) if n in turned else s for n, s in shapes.items()}, turned)
 
     def is_map(self, name: str) -> bool:
         return len(self.shapes.get(name, ())) == 4
@@ -207,7 +216,7 @@ def _stages(model: nn.Module, seen: _Outputs) -> list[str]:
     stated = [str(row["module"]) for row in info or () if isinstance(row, Mapping) and row.get("module")]
     if stated := [name for name in stated if name in seen.shapes and any(model.get_submodule(name).children())]:
         return stated
-    if blocks := [name for name, module in model.named_modules() if _holds_interfaced(module) and seen.fits(name)]:
+    if blocks := [name for name, module in model.named_modules() if _holds_attention(module) and seen.fits(name)]:
         return blocks
     container, prefix = model, ""
     while True:
@@ -236,17 +245,17 @@ def _blocks(model: nn.Module, seen: _Outputs) -> list[str]:
     blocks: list[str] = []
     for name, module in model.named_modules():
         kind = type(module).__name__
-        is_block = (any(word in kind for word in _BLOCKS) or _holds_interfaced(module)) and seen.fits(name)
+        is_block = (any(word in kind for word in _BLOCKS) or _holds_attention(module)) and seen.fits(name)
         if is_block and not any(name.startswith(f"{outer}.") for outer in blocks):
             blocks.append(name)
     ends = ([f"{name}.{part}" for part in _BRANCH_ENDS if seen.fits(f"{name}.{part}")] for name in blocks)
     return [own[0] if own else name for name, own in zip(blocks, ends, strict=True)]
 
 
-def _holds_interfaced(module: nn.Module) -> bool:
-    """Whether a module is a block of transformers around a layer of attention, or around what took its place."""
-    inner = map(called_by_transformers, module.children())
-    return not called_by_transformers(module) and any(inner)
+def _holds_attention(module: nn.Module) -> bool:
+    """Whether a module is a block of transformers or PyTorch around a layer of attention, or what took its place."""
+    inner = map(called_by_others, module.children())
+    return not called_by_others(module) and any(inner)
 
 
 def _attention(model: nn.Module, seen: _Outputs) -> list[str]:
@@ -290,9 +299,10 @@ def patches_of(model: nn.Module, tokens: int) -> tuple[tuple[int, int] | None, i
 
 
 def _made(
-    name: str, model: nn.Module, place: str, shape: tuple[int, ...], start: float | None, arguments: Mapping[str, Any]
+    name: str, model: nn.Module, place: str, seen: _Outputs, start: float | None, arguments: Mapping[str, Any]
 ) -> nn.Module:
-    """The mechanism for a place with this output shape: behind it, or in its place if `start` is None."""
+    """The mechanism for a place with the output seen: behind it, or in its place if `start` is None."""
+    shape, tokens_first = seen.shapes[place], place in seen.tokens_first
     heads = arguments.get("heads")
     rest = {key: value for key, value in arguments.items() if key != "heads"}
     is_gate, old = get_mechanism(name).family == "gate", model.get_submodule(place)
@@ -300,9 +310,11 @@ def _made(
     if len(shape) == 3:
         size, prefix = patches_of(model, shape[1])
         made = fill_slot(name, "tokens", Place(shape[2], heads, size, shape[1], prefix, host), rest)
-        if start is None:
-            return Replaced(made, old)
-        return Inserted(made, shape[2], "tokens", is_gate, start)
+        if start is not None:
+            return Inserted(made, shape[2], "tokens", is_gate, start, tokens_first)
+        if tokens_first and not called_by_pytorch(old):
+            raise UsageError(f"where names {place}, whose tokens come before the batch; give one with the batch first.")
+        return Replaced(made, old)
     norms = [each for each in old.modules() if isinstance(each, nn.LayerNorm)]
     if shape[1] != shape[3] and any(norm.normalized_shape == shape[3:] for norm in norms):
         raise UsageError(f"where names {place}, whose maps are {shape} with the channels last; name another place.")
@@ -368,7 +380,7 @@ def insert(
     large = get_mechanism(name).family != "scan" and max(_positions(seen.shapes[place]) for place in places) >= _MANY
     before = _cost(model, images, large)
     begin = None if replace else start
-    made = {place: _made(name, model, place, seen.shapes[place], begin, arguments) for place in places}
+    made = {place: _made(name, model, place, seen, begin, arguments) for place in places}
     _forget_compiled()
     layers = {place: model.get_submodule(place) for place in places}
     for place, module in made.items():

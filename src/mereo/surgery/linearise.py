@@ -95,8 +95,8 @@ def linearise(
     out_q = sum_k softmax_k(<q, k> / sqrt(d)) v_k   over text and the image tokens nearer than the radius
 
     Args:
-        model: with layers of self-attention, `MultiHeadAttention` or as timm writes them. It is not changed; the copy
-            has the same weights under the same names, and learns with `mereo.distil(model, copy, data)`.
+        model: of mereo, timm, torchvision or transformers, with self-attention. It is not changed; the copy has the
+            same weights under the same names, and learns with `mereo.distil(model, copy, data)`.
         radius: image tokens attend to image tokens nearer than this; one beyond the diagonal of the image changes
             nothing.
         grid: rows and columns of the image; by default `model.patch_embed.grid_size` or `model.grid`.

@@ -19,9 +19,10 @@ from mereo.mechanisms.attention.dense import MultiHeadAttention
 from mereo.mechanisms.attention.hosted import (
     HostedAttention,
     attention_drop,
+    attention_layers,
     computes_attention,
     heads_of,
-    input_layer,
+    input_weight,
     is_host,
     number_of_heads,
 )
@@ -95,18 +96,18 @@ def _note_tokens(attn: nn.Module, inputs: tuple[Tensor, ...]) -> None:
 
 def _hosts(model: nn.Module) -> list[str]:
     """Names, in order, of the attention modules that have heads and an output projection."""
-    hosts = []
+    known, hosts = attention_layers(model), []
     for name, module in model.named_modules():
         layers = hasattr(module, "qkv") or hasattr(module, "query")
         usual = number_of_heads(module) and layers and isinstance(getattr(module, "proj", None), nn.Linear)
-        if usual or is_host(module):
+        if usual or name in known:
             hosts.append(name)
     return hosts
 
 
 def _converted(attn: nn.Module, shared: int, active: int, gate: str, routing: str, method: str) -> nn.Module:
-    layer = input_layer(attn)
-    router = HeadRouter(layer.in_features, heads_of(attn), shared, active, gate, routing).to(layer.weight)
+    weight = input_weight(attn)
+    router = HeadRouter(weight.shape[1], heads_of(attn), shared, active, gate, routing).to(weight)
     if is_host(attn) and computes_attention(attn):
         return MixtureOfHeads(attn, router, method)
     if routing == "queries" or not isinstance(getattr(attn, "coupling", None), Coupling):
@@ -114,7 +115,7 @@ def _converted(attn: nn.Module, shared: int, active: int, gate: str, routing: st
             f"{type(attn).__name__} computes something else than attention of all tokens to all tokens; give"
             " routing='tokens' if it is of this library, or leave it out by `layers`."
         )
-    attn.proj = GatedProjection(attn.proj, router).train(attn.training)  # type: ignore[arg-type]
+    attn.proj = GatedProjection(attn.proj, router)  # type: ignore[arg-type]
     attn.register_forward_pre_hook(_note_tokens)
     return attn
 
@@ -154,8 +155,8 @@ def moh(
     out = W_o [g_1 H_1, ..., g_h H_h] + b,   g_i of the router: 1 on average, 0 where i is not active
 
     Args:
-        model: of mereo, timm or transformers, with multi-head self-attention, trained or not. It is not changed; the
-            copy has the same weights under the same names.
+        model: of mereo, timm, torchvision or transformers, with multi-head self-attention, trained or not. It is not
+            changed; the copy has the same weights under the same names.
         active: share of the heads that act for a token, shared ones included.
         shared: number of heads that always act, the first ones; by default half of the active heads, rounded down.
         layers: numbers of the attention layers, from 0; by default all.

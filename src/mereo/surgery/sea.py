@@ -48,7 +48,7 @@ def sea(
     mereo.distil(teacher, student, data, mereo.sea_matches(teacher, student), epochs=20)
 
     Args:
-        model: of mereo, timm or transformers; it is not changed. Attention that is causal stays so.
+        model: of mereo, timm, torchvision or transformers; it is not changed. Attention that is causal stays so.
         columns, top_k: see `SeaAttention`; so are further arguments, such as `group`, `features` or `max_len`.
         layers: numbers of the replaced layers; all by default.
         seed: of the new weights.

@@ -90,8 +90,8 @@ def _weights(model: nn.Module) -> list[tuple[str, nn.Module, str]]:
     owners = Counter(id(weight) for weight in there if weight is not None)
     found = list[tuple[str, nn.Module, str]]()
     for name, module in model.named_modules():
-        if isinstance(module, nn.MultiheadAttention):
-            weights = [each for each in OF_ATTENTION if getattr(module, each) is not None]
+        if own := [each for each in OF_ATTENTION if module._parameters.get(each) is not None]:
+            weights = own
         elif isinstance(module, nn.Linear) or _is_transposed(module):
             weights = ["weight"]
         else:
@@ -159,7 +159,7 @@ def sigma_reparam(
             deviation = DEVIATION * (conv_gain if isinstance(layer, nn.Conv2d) else linear_gain)
             nn.init.trunc_normal_(weight, std=deviation, a=-2 * deviation, b=2 * deviation)
         parts = 3 if split_qkv and (name.rpartition(".")[2] == "qkv" or of_layer == "in_proj_weight") else 1
-        scale = SpectralScale(weight, gamma, parts).train(layer.training)
+        scale = SpectralScale(weight, gamma, parts)
         parametrize.register_parametrization(layer, of_layer, scale.to(weight.device), unsafe=True)
     if not norms:
         _without_norms(copy)

@@ -54,7 +54,7 @@ def sparsifiner(
     mereo.distil(teacher, student, images, mereo.sparsifiner_matches(student), task="cross_entropy", epochs=45)
 
     Args:
-        model: of mereo, timm or transformers; it is not changed.
+        model: of mereo, timm, torchvision or transformers; it is not changed.
         keep: share of the keys that a query keeps.
         tokens: number of tokens with the class token; read from the model if it states it.
         prefix: number of tokens before the patches; read from the model, 1 for a layer.

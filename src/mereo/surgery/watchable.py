@@ -1,4 +1,4 @@
-"""Attention of a network, of mereo, timm or transformers, whose couplings are made where `mereo.record` shows them."""
+"""Attention of a network, of mereo or another library, whose couplings are made where `mereo.record` shows them."""
 
 from collections.abc import Sequence
 

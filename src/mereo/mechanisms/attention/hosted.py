@@ -1,4 +1,4 @@
-"""Another exchange between the projections of a trained attention layer, of mereo, timm or transformers.
+"""Another exchange between the projections of a trained attention layer, of mereo, timm, transformers or PyTorch.
 
 The layer's own modules stay where they are, so that weights keep their names and values.
 """
@@ -17,14 +17,15 @@ from mereo.core import Coupling
 from mereo.core.kernels.attention import attend
 from mereo.core.modes import must_be_called
 from mereo.errors import UsageError
+from mereo.mechanisms.attention.called import called_by_pytorch, is_plain, stand_in
 from mereo.mechanisms.attention.dense.multi_head import MultiHeadAttention, four_axes
-from mereo.mechanisms.attention.interfaced import answer_transformers, called_by_transformers, is_interfaced
+from mereo.mechanisms.attention.interfaced import is_interfaced
 
 Heads = tuple[Tensor, Tensor, Tensor]
 _INPUTS = (("qkv",), ("query", "key", "value"), ("q_proj", "k_proj", "v_proj"))
 """Names of the linear layers to queries, keys and values: in timm, here, and in transformers."""
 _OUTPUTS = ("proj", "o_proj", "out_proj")
-"""Names of the linear layer behind the heads: here and in timm, and in transformers."""
+"""Names of the linear layer behind the heads: here and in timm, and in transformers and PyTorch."""
 
 
 def optional(module: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
@@ -41,16 +42,23 @@ def _linear(attn: nn.Module, name: str) -> bool:
     return isinstance(getattr(attn, name, None), nn.Linear)
 
 
+def _is_packed(attn: nn.Module) -> bool:
+    """Whether one weight of the layer itself makes queries, keys and values, as in `torch.nn.MultiheadAttention`."""
+    return isinstance(getattr(attn, "in_proj_weight", None), Tensor)
+
+
 def _inputs(attn: nn.Module) -> list[nn.Linear]:
     """The linear layers to queries, keys and values, or the one to all three; none in other modules."""
     names = next((names for names in _INPUTS if all(_linear(attn, name) for name in names)), ())
     return [getattr(attn, name) for name in names]
 
 
-def input_layer(attn: nn.Module) -> nn.Linear:
-    """The linear layer to queries, or to queries, keys and values."""
+def input_weight(attn: nn.Module) -> Tensor:
+    """The weight to queries, or to queries, keys and values: (outputs, dim)."""
+    if _is_packed(attn):
+        return attn.in_proj_weight  # type: ignore[return-value]
     layer: nn.Linear = next(getattr(attn, name) for name, *_ in _INPUTS if _linear(attn, name))
-    return layer
+    return layer.weight
 
 
 def output_name(attn: nn.Module) -> str:
@@ -80,10 +88,14 @@ def heads_of(attn: nn.Module) -> int:
 def is_host(module: nn.Module) -> bool:
     """Whether a module is self-attention that `split_heads` and `merge_heads` support.
 
-    It is ours, or written as timm's, or a layer of transformers whose queries, keys and values have equally many heads.
+    It is ours, or written as timm's, or a layer of transformers whose queries, keys and values have equally many heads,
+    or `torch.nn.MultiheadAttention` with keys and values as wide as its queries.
     """
     if isinstance(module, MultiHeadAttention):
         return module.key.in_features == module.query.in_features
+    if _is_packed(module):
+        known = isinstance(module, HostedAttention) or (isinstance(module, nn.MultiheadAttention) and is_plain(module))
+        return known and "in_proj_weight" in module._parameters
     inputs = _inputs(module)
     if not inputs or number_of_heads(module) is None or not any(_linear(module, name) for name in _OUTPUTS):
         return False
@@ -99,7 +111,8 @@ def split_heads(attn: nn.Module, x: Tensor) -> Heads:
     if len(inputs) == 3:
         q, k, v = (layer(x).unflatten(-1, (heads, -1)).transpose(1, 2) for layer in inputs)
     else:
-        q, k, v = attn.qkv(x).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)  # type: ignore[operator]
+        joint = F.linear(x, attn.in_proj_weight, attn.in_proj_bias) if _is_packed(attn) else attn.qkv(x)  # type: ignore[arg-type,operator]
+        q, k, v = joint.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
     return optional(attn, "q_norm")(q), optional(attn, "k_norm")(k), v
 
 
@@ -111,10 +124,11 @@ def cross_heads(attn: nn.Module, x: Tensor, context: Tensor) -> Heads:
     heads, inputs = heads_of(attn), _inputs(attn)
     if len(inputs) == 3:
         q, k, v = (layer(tokens) for layer, tokens in zip(inputs, (x, context, context), strict=True))
-    elif must_be_called(attn.qkv):  # type: ignore[arg-type]
+    elif not _is_packed(attn) and must_be_called(attn.qkv):  # type: ignore[arg-type]
         q, (_, k, v) = attn.qkv(x).chunk(3, -1)[0], attn.qkv(context).chunk(3, -1)  # type: ignore[operator]
     else:
-        weight, bias = attn.qkv.weight, attn.qkv.bias  # type: ignore[union-attr]
+        packed = _is_packed(attn)
+        weight, bias = (attn.in_proj_weight, attn.in_proj_bias) if packed else (attn.qkv.weight, attn.qkv.bias)  # type: ignore[union-attr]
         width = len(weight) // 3  # type: ignore[arg-type]
         q_bias, kv_bias = (None, None) if bias is None else (bias[:width], bias[width:])  # type: ignore[index]
         q = F.linear(x, weight[:width], q_bias)  # type: ignore[index]
@@ -135,6 +149,8 @@ def attention_drop(attn: nn.Module) -> float:
     """Dropout of the layer's couplings."""
     if isinstance(attn, MultiHeadAttention):
         return attn.coupling.dropout
+    if isinstance(attn, nn.MultiheadAttention):
+        return attn.dropout
     if is_interfaced(attn):
         stated = (getattr(attn, name, 0.0) for name in ("attention_dropout", "dropout"))
         return next((share for share in stated if isinstance(share, float)), 0.0)
@@ -146,8 +162,8 @@ class HostedAttention(nn.Module, ABC):
     """Self-attention with the projections of another layer, and an exchange of its own.
 
     Args:
-        host: `MultiHeadAttention` over its own tokens, timm's attention or that of transformers, as which it is then
-            called; its modules are taken over, not copied.
+        host: `MultiHeadAttention` over its own tokens, timm's attention, or that of transformers or PyTorch, as which
+            it is then called; its modules and weights are taken over, not copied.
 
     Shapes: (batch, tokens, dim) or (batch, rows, columns, dim) -> the same.
     """
@@ -157,16 +173,19 @@ class HostedAttention(nn.Module, ABC):
         if not is_host(host):
             raise UsageError(
                 f"host is a {type(host).__name__}; it must be a MultiHeadAttention without a context, attention with"
-                " the linear layers qkv and proj, as in timm, or attention of transformers with as many heads for keys."
+                " the linear layers qkv and proj, as in timm, attention of transformers with as many heads for keys, or"
+                " torch.nn.MultiheadAttention."
             )
         for name, child in host.named_children():
             if not isinstance(child, Coupling):
                 self.add_module(name, child)
+        if _is_packed(host):
+            for name in ("in_proj_weight", "in_proj_bias"):
+                self.register_parameter(name, host._parameters[name])
         self.training = host.training
         self.num_heads = heads_of(host)
         self.head_dim = int(output_layer(host).in_features) // self.num_heads  # type: ignore[arg-type]
-        if called_by_transformers(host):
-            answer_transformers(self)
+        stand_in(self, host)
 
     @abstractmethod
     def exchange(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -275,13 +294,14 @@ def computes_attention(host: nn.Module, *, dense: bool = False) -> bool:
         like = next(copy.parameters())
         for tensor in (*copy.parameters(), *copy.buffers()):
             tensor.copy_(_varied(tensor.shape) if tensor.is_floating_point() else torch.zeros_like(tensor))
-    x = 3 * _varied((2, 9, input_layer(copy).in_features)).to(like)
+    x = 3 * _varied((2, 9, input_weight(copy).shape[1])).to(like)
+    call = (x, x, x) if called_by_pytorch(copy) else (x,)
     try:
         with torch.device(like.device):
-            expected, twin = copy(x), DenseHosted(copy).eval()
+            expected, twin = copy(*call), DenseHosted(copy).eval()
             if dense:
                 twin.coupling.topology = None
-            out = twin(x)
+            out = twin(*call)
         if isinstance(expected, tuple):
             expected, out = expected[0], out[0]
         return torch.allclose(out, expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max()))
@@ -299,8 +319,15 @@ def check_host(name: str, host: nn.Module, *, dense: bool = False) -> None:
 
 
 def attention_layers(model: nn.Module) -> list[str]:
-    """Names of the self-attention layers of a model that can be replaced, in order."""
-    return [name for name, module in model.named_modules() if is_host(module)]
+    """Names of the self-attention layers of a model that can be replaced, in order.
+
+    Where others are, `torch.nn.MultiheadAttention` is left out, which then gathers all tokens in one or reads others.
+    """
+    hosts = [(name, module) for name, module in model.named_modules() if is_host(module)]
+    others = [name for name, module in hosts if not called_by_pytorch(module)]
+    decoders = [name for name, module in model.named_modules() if isinstance(module, nn.TransformerDecoderLayer)]
+    reading = {f"{name}.multihead_attn".removeprefix(".") for name in decoders}
+    return others or [name for name, _ in hosts if name not in reading]
 
 
 def replace_attention(
@@ -309,7 +336,7 @@ def replace_attention(
     """A copy of a model, or of one layer, whose self-attention is replaced.
 
     Args:
-        model: of mereo, timm or transformers; it is not changed.
+        model: of mereo, timm or transformers, or with `torch.nn.MultiheadAttention`; it is not changed.
         make: a function from an attention layer to its replacement.
         layers: numbers of the replaced layers in the order of `attention_layers`; all by default.
     """
@@ -317,7 +344,7 @@ def replace_attention(
     if not names:
         raise UsageError(
             f"model is a {type(model).__name__} without self-attention that can be replaced; give a transformer of"
-            " mereo, timm or transformers, or one attention layer."
+            " mereo, timm or transformers or with torch.nn.MultiheadAttention, or one attention layer."
         )
     chosen = range(len(names)) if layers is None else layers
     if not all(0 <= number < len(names) for number in chosen) or not len(chosen):
