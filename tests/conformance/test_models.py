@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
 import mereo
 import mereo.models
@@ -485,6 +486,28 @@ def test_gradients_of_one_image_are_those_in_a_batch(case: Case, memory_format: 
 
     expected = gradient(images)[:1]
     assert (gradient(images[:1]) - expected).abs().max() <= 1e-8 * expected.abs().max()
+
+
+@every_image_family
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of an operation of PyTorch
+def test_gradients_of_each_image_in_one_pass(case: Case) -> None:
+    model = tiny(case).double()
+    images, state = some_images(model, 2).double(), {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+    def gradient(image: Tensor) -> dict[str, Tensor]:
+        learned = {name: value.detach() for name, value in state.items() if value.requires_grad}
+
+        def loss(learned: dict[str, Tensor]) -> Tensor:
+            scores: Tensor = functional_call(model, {**state, **learned}, (image.unsqueeze(0),)).flatten()
+            return (scores * torch.linspace(-1, 1, len(scores), dtype=scores.dtype)).sum()
+
+        return grad(loss)(learned)
+
+    together, alone = vmap(gradient)(images), gradient(images[0])
+    largest = max(float(each.abs().max()) for each in alone.values())
+    assert largest > 0
+    for name, each in alone.items():
+        assert (together[name][0] - each).abs().max() <= 1e-8 * largest, name
 
 
 @every_image_case

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Capsules, Coupling, Grid
+from mereo.core.kernels.transforms import transformed
 from mereo.errors import UsageError, check_choice, type_of
 from mereo.models.checkpointing import checkpointed
 from mereo.models.layers import layer_depths
@@ -166,7 +167,7 @@ class VisionModel(Network):
     def _maps(self, images: Tensor, wanted: Collection[int]) -> dict[int, Tensor]:
         """Outputs of the stages in `wanted`, by number; stages after the last of them do not run."""
         self.check_images(images)
-        if self.channels_last and images.stride(1) != 1 and not torch.compiler.is_compiling():
+        if self.channels_last and images.stride(1) != 1 and not torch.compiler.is_compiling() and not transformed():
             # A copy, because grey images count as contiguous in both layouts, and convolutions pick the other one.
             images = images.clone(memory_format=torch.channels_last)
         kept, current = {}, images
