@@ -2,9 +2,12 @@
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from mereo.catalogue import FAMILIES, MECHANISMS, Mechanism
@@ -59,6 +62,38 @@ def test_operations_are_counted_alike_with_gradients_and_without(entry: Mechanis
         return counter.get_total_flops()
 
     assert counted(False) == counted(True)
+
+
+class Quantised(Tensor):
+    """A weight that only its linear layer can use, as weights are that another library made smaller."""
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return [], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, context: Any, size: Any, stride: Any) -> Tensor:
+        raise NotImplementedError
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, given: tuple[Any, ...] = (), named: dict[str, Any] | None = None
+    ) -> Any:
+        if function is not F.linear and function.__name__ not in ("__get__", "dim", "numel", "size", "__len__"):
+            raise NotImplementedError(f"{function.__name__} of a quantised weight")
+        plain = [each.as_subclass(Tensor) if isinstance(each, Quantised) else each for each in given]
+        return function(*plain, **(named or {}))
+
+
+@every_module
+@torch.no_grad()
+def test_layers_with_weights_of_another_library_are_called(entry: Mechanism) -> None:
+    module, inputs = entry.example()
+    expected = module.eval()(*inputs)
+    layers = [layer for layer in module.modules() if type(layer) is nn.Linear]
+    for layer in layers:
+        layer._parameters["weight"] = layer.weight.detach().as_subclass(Quantised)  # type: ignore[assignment]
+    if layers:
+        torch.testing.assert_close(module(*inputs), expected, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 @every_mechanism

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 @contextmanager
@@ -25,9 +26,13 @@ def hooked(module: nn.Module) -> bool:
 
 
 def must_be_called(*layers: nn.Module) -> bool:
-    """Whether a layer has hooks or a forward of its own, such as an adapter's, so that its weights do not suffice."""
+    """Whether the weights of a layer do not suffice: it has hooks, or a forward of its own, such as an adapter's, or
+    weights that are other tensors inside, such as quantised ones."""
     return any(
-        hooked(layer) or "forward" in vars(layer) or not type(layer).__module__.startswith(("torch.nn.", "mereo."))
+        hooked(layer)
+        or "forward" in vars(layer)
+        or not type(layer).__module__.startswith(("torch.nn.", "mereo."))
+        or any(each is not None and is_traceable_wrapper_subclass(each) for each in layer._parameters.values())
         for layer in layers
     )
 
