@@ -253,3 +253,18 @@ def test_a_network_stays_as_it_was_where_a_mechanism_does_not_fit() -> None:
         mereo.insert(model, "squeeze_excite", "block", img_size=32)
     mereo.remove(model)
     assert len(names) - len([*model.state_dict()]) > 0 and not hasattr(model, "inserted")
+
+
+def test_a_stage_that_runs_all_of_its_children_holds_nothing_itself() -> None:
+    model = timm.create_model("regnety_002", num_classes=4).eval()
+    images = torch.rand(1, 3, 32, 32)
+    expected = model(images)
+    mereo.insert(model, "squeeze_excite", "blocks", img_size=32)
+    torch.testing.assert_close(model(images), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("change", [mereo.watchable, mereo.moh, mereo.sea, mereo.evit])
+def test_attention_with_rotary_positions_is_refused(change: Callable[[nn.Module], nn.Module]) -> None:
+    model = timm.create_model("eva02_tiny_patch14_224", img_size=28, embed_dim=24, depth=1, num_heads=3)
+    with pytest.raises(UsageError, match="computes something else"):
+        change(model)

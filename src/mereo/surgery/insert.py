@@ -6,6 +6,7 @@ that starts at zero is from ReZero, arXiv:2003.04887.
 Cost: each mechanism's own, and one pass over what it adds to; `insert` reports parameters and multiply-adds.
 """
 
+import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +37,7 @@ _BRANCH_ENDS = ("attn", "self_attention", "mixer", "second", "bn3", "bn2", "conv
 residual blocks, whose batch norms are numbered, of torchvision's inverted bottleneck, and of Hugging Face's blocks."""
 _BLOCKS = ("Block", "Bottleneck", "InvertedResidual")
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-"""Modules that run or list all of their children, and so cannot hold another one."""
+"""Modules that run or list all of their children."""
 _SIDE, _MOST_PREFIX = 224, 6
 _MANY = 1024
 """Tokens from which on operations are counted by shapes, since all couplings at once may not fit into memory."""
@@ -429,12 +430,23 @@ def _cost(model: nn.Module, images: Tensor, large: bool) -> tuple[int, int]:
     return sum(parameter.numel() for parameter in model.parameters()), operations // 2
 
 
+def _runs_children(module: nn.Module) -> bool:
+    """Whether a module runs or lists all of its children, and so cannot hold another one."""
+    if isinstance(module, _CONTAINERS):
+        return True
+    try:
+        source = inspect.getsource(type(module).forward)
+    except (OSError, TypeError):
+        return False
+    return any(every in source for every in ("self.children()", "self.named_children()", "self._modules"))
+
+
 def _holder(model: nn.Module, place: str) -> tuple[nn.Module, str, nn.Module]:
     """The module that holds what is inserted at a place, its name there, and the module whose output is changed."""
     parts = place.split(".")
     for depth in range(len(parts) - 1, -1, -1):
         outer = model.get_submodule(".".join(parts[:depth]))
-        if not isinstance(outer, _CONTAINERS):
+        if not _runs_children(outer):
             return outer, "_".join(parts[depth:]), model.get_submodule(place)
     host = model.get_submodule(place)
     while isinstance(host, nn.Sequential) and type(host).forward is nn.Sequential.forward and len(host):

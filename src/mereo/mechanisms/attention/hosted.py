@@ -3,6 +3,7 @@
 The layer's own modules stay where they are, so that weights keep their names and values.
 """
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from mereo.core import Coupling
 from mereo.core.kernels.attention import attend
 from mereo.core.modes import must_be_called
 from mereo.errors import UsageError
-from mereo.mechanisms.attention.called import called_by_pytorch, is_plain, stand_in
+from mereo.mechanisms.attention.called import called_by_others, called_by_pytorch, is_plain, stand_in
 from mereo.mechanisms.attention.dense.multi_head import MultiHeadAttention, four_axes
 from mereo.mechanisms.attention.interfaced import is_interfaced
 
@@ -145,6 +146,18 @@ def merge_heads(attn: nn.Module, x: Tensor, merged: Tensor) -> Tensor:
     return optional(attn, "proj_drop")(output_layer(attn)(merged))
 
 
+def refuse_masks(module: nn.Module, attn_mask: Tensor | None, is_causal: bool) -> None:
+    """UsageError unless the two switches with which timm calls blocks and attention are off."""
+    if attn_mask is not None or is_causal:
+        raise UsageError(f"attn_mask or is_causal is given, and {type(module).__name__} takes neither; leave them out.")
+
+
+def takes_tokens_only(module: nn.Module) -> bool:
+    """Whether a layer takes tokens and the two switches of timm, and not positions as well."""
+    _, *others = inspect.signature(module.forward).parameters
+    return set(others) <= {"attn_mask", "is_causal"}
+
+
 def attention_drop(attn: nn.Module) -> float:
     """Dropout of the layer's couplings."""
     if isinstance(attn, MultiHeadAttention):
@@ -193,10 +206,7 @@ class HostedAttention(nn.Module, ABC):
 
     def attended(self, x: Tensor, attn_mask: Tensor | None, is_causal: bool, *others: Any) -> Tensor:
         """Split, exchange with further arguments, merge; timm's blocks give the two switches, which must be off."""
-        if attn_mask is not None or is_causal:
-            raise UsageError(
-                f"attn_mask or is_causal is given, and {type(self).__name__} takes neither; leave them out."
-            )
+        refuse_masks(self, attn_mask, is_causal)
         tokens = x.flatten(1, -2)
         out: Tensor = merge_heads(self, tokens, self.exchange(*split_heads(self, tokens), *others))
         return out.unflatten(1, x.shape[1:-1])
@@ -286,6 +296,8 @@ def computes_attention(host: nn.Module, *, dense: bool = False) -> bool:
         host: True for one without weights that is larger than any in use.
         dense: whether it must let every token attend to every token as well, which a causal one does not.
     """
+    if not (isinstance(host, MultiHeadAttention) or called_by_others(host) or takes_tokens_only(host)):
+        return False
     like, copy = next(host.parameters()), deepcopy(host).eval()
     if like.is_meta:
         if sum(tensor.numel() for tensor in host.state_dict().values()) > _LARGEST:

@@ -18,7 +18,14 @@ from mereo.core import Coupling, Signal, mechanism
 from mereo.core.kernels.attention import attend
 from mereo.core.modes import hooked
 from mereo.core.squash import accumulation_type
-from mereo.mechanisms.attention.hosted import HostedAttention, attention_drop, merge_heads, optional, split_heads
+from mereo.mechanisms.attention.hosted import (
+    HostedAttention,
+    attention_drop,
+    merge_heads,
+    optional,
+    refuse_masks,
+    split_heads,
+)
 
 Exchanged = tuple[Tensor, Tensor, Tensor]
 
@@ -165,7 +172,8 @@ class ReducingBlock(nn.Module):
     def _branch(self, which: int, out: Tensor) -> Tensor:
         return optional(self, f"drop_path{which}")(optional(self, f"ls{which}")(out))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        refuse_masks(self, attn_mask, is_causal)
         count = self.count(x.shape[1] - self.prefix)
         if count == x.shape[1] - self.prefix:
             x = x + self._branch(1, self.attn(self.norm1(x)))
