@@ -160,6 +160,31 @@ def test_attention_between_channels_and_networks_without_any_have_no_rollout() -
     assert class_attention(observation) == []
 
 
+@pytest.mark.parametrize("pooling", ["token", "avg"])
+def test_rollout_with_registers_starts_where_the_network_reads_its_tokens(pooling: str) -> None:
+    torch.manual_seed(0)
+    model = mereo.create_model("timm:vit_small_patch16_dinov3", img_size=64).double().eval()
+    model.network.global_pool = pooling
+    observation = observe(model, images_of(model))
+    assert [layer.senders.prefix for layer in attention_layers(observation)] == [5] * 12
+    product = torch.eye(21, dtype=torch.float64)
+    for couplings in observation.trace.values():
+        product = (couplings.mean(1) + torch.eye(21, dtype=torch.float64)) / 2 @ product
+    rows = product[:, :1] if pooling == "token" else product[:, 5:]
+    expected = rows.mean(1)[:, 5:]
+    found = attention_rollout(observation)
+    assert found is not None
+    torch.testing.assert_close(found.cells.flatten(1), expected / expected.sum(1, keepdim=True))
+
+
+def test_windows_that_are_not_placed_have_no_rollout() -> None:
+    model = mereo.create_model("timm:swin_tiny_patch4_window7_224", img_size=64).eval()
+    observation = observe(model, torch.rand(2, 3, 64, 64))
+    placed = {layer.call.scores.shape[-1] for layer in attention_layers(observation)}
+    assert len(observation.trace) == 12 and placed == {4, 16}, "in the last two stages one window is the whole image"
+    assert attention_rollout(observation) is None
+
+
 # --- pictures -------------------------------------------------------------------------------------------------------
 
 

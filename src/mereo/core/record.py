@@ -24,8 +24,8 @@ Change = Callable[..., Tensor]
 """(couplings) or (couplings, call) -> couplings."""
 AXES = "(batch, heads, receivers, senders)"
 NONE_THERE = (
-    "it has no couplings that can be recorded or changed: convolutions make none, and of other libraries"
-    " only attention of timm and torch.nn.MultiheadAttention is known. mereo.explain needs no couplings"
+    "it has no couplings that can be recorded or changed: convolutions make none, and of other libraries only"
+    " attention with a softmax or scaled_dot_product_attention of its own is known. mereo.explain needs no couplings"
 )
 
 

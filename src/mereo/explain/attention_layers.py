@@ -7,11 +7,12 @@ cells of its tiles.
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mereo.core import Call, Grid
+from mereo.core import Call, Coupling, Grid
 from mereo.explain.observation import Observation
 
 SKEWED = math.log(1.2)
@@ -132,8 +133,10 @@ def cells_of(count: int, height: int, width: int) -> Grid | None:
     return Grid(rows, count // rows, 1, step / 2, step)
 
 
-def _placed(count: int, inputs: tuple[object, ...], tiled: bool, height: int, width: int) -> Grid | None:
-    """Positions of senders or receivers if the network states none; None if they cannot be determined."""
+def _placed(
+    count: int, inputs: tuple[object, ...], tiled: bool, height: int, width: int, prefix: int | None
+) -> Grid | None:
+    """Positions of senders or receivers if the network states at most a prefix; None if they cannot be determined."""
     if tiled:
         return cells_of(count, height, width)
     maps = inputs[0] if inputs else None
@@ -145,11 +148,20 @@ def _placed(count: int, inputs: tuple[object, ...], tiled: bool, height: int, wi
                 step = max(height / rows, width / columns)
                 return Grid(rows, columns, 1, step / 2, step)
     if maps.dim() == 3 and maps.shape[1] == count:
+        if prefix:
+            behind = cells_of(count - prefix, height, width)
+            return None if behind is None else behind._replace(prefix=prefix)
         grid = cells_of(count, height, width)
         if grid is None and (behind := cells_of(count - 1, height, width)) is not None:
             return behind._replace(prefix=1)
         return grid
     return None
+
+
+def network_of(observation: Observation) -> nn.Module:
+    """The observed network, of another library if it is of one."""
+    inner = getattr(observation.model, "network", None)
+    return inner if isinstance(inner, nn.Module) else observation.model
 
 
 def attention_layers(observation: Observation) -> list[AttentionLayer]:
@@ -158,8 +170,21 @@ def attention_layers(observation: Observation) -> list[AttentionLayer]:
     Couplings that are normalised over the receivers, couplings of capsule routings, and couplings whose senders have
     no position, such as channels, are left out.
     """
+    return _read(observation)[0]
+
+
+def moves_unseen(observation: Observation) -> bool:
+    """Whether attention of another library moves information between places that are not known, as inside windows."""
+    return _read(observation)[1]
+
+
+def _read(observation: Observation) -> tuple[list[AttentionLayer], bool]:
+    """The layers whose places are known, and whether places of couplings of another library are not."""
     batch, (_, height, width) = len(observation.scores), observation.image_shape
-    layers = []
+    own = {name for name, module in observation.model.named_modules() if isinstance(module, Coupling)}
+    prefix = getattr(network_of(observation), "num_prefix_tokens", None)
+    placed = partial(_placed, height=height, width=width, prefix=prefix)
+    layers, unseen = [], False
     for name, kind in observation.trace.kinds.items():
         if kind != "couplings":
             continue
@@ -167,19 +192,23 @@ def attention_layers(observation: Observation) -> list[AttentionLayer]:
         if exchange is not None and hasattr(exchange.module, "votes"):
             continue
         for call in observation.trace.calls(name):
-            if call.over != "senders" or (call.tiles is None and call.scores.shape[0] != batch):
+            if call.over != "senders":
+                continue
+            if call.tiles is None and call.scores.shape[0] != batch:
+                unseen = unseen or name not in own
                 continue
             tiled, inputs = call.tiles is not None, () if exchange is None else exchange.inputs
             counts = (
                 call.scores.shape[-2:] if call.tiles is None else (call.tiles.num_receivers, call.tiles.num_senders)
             )
-            senders = call.senders or _placed(counts[1], inputs, tiled, height, width)
+            senders = call.senders or placed(counts[1], inputs, tiled)
             if senders is None or senders.prefix + senders.types * senders.rows * senders.columns != counts[1]:
+                unseen = unseen or name not in own
                 continue
             receivers = call.receivers
             if receivers is None and counts[0] > 1:
-                receivers = senders if counts[0] == counts[1] else _placed(counts[0], inputs, tiled, height, width)
+                receivers = senders if counts[0] == counts[1] else placed(counts[0], inputs, tiled)
             if (receivers is None and counts[0] != 1) or senders.types != 1:
                 continue
             layers.append(AttentionLayer(name, call, batch, senders, receivers))
-    return sorted(layers, key=lambda layer: layer.call.number)
+    return sorted(layers, key=lambda layer: layer.call.number), unseen

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mereo.core import Grid
-from mereo.explain.attention_layers import AttentionLayer, attention_layers
+from mereo.explain.attention_layers import AttentionLayer, attention_layers, moves_unseen, network_of
 from mereo.explain.observation import Observation
 
 
@@ -55,34 +55,51 @@ def _resized(weights: Tensor, old: Grid, new: Grid) -> Tensor:
     return resized * total / now.clamp(min=torch.finfo(now.dtype).tiny)
 
 
-def _back(layer: AttentionLayer, token: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
+def _widened(first: Tensor, count: int) -> Tensor:
+    """Weights of at least so many tokens before the places, the added ones 0: (batch, tokens)."""
+    return F.pad(first, (0, max(count - first.shape[1], 0)))
+
+
+def _back(layer: AttentionLayer, first: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
     """Weights of a layer's outputs, passed back to its inputs.
 
     Args:
-        token: weight of the class token, (batch,).
+        first: weights of the tokens before the places, the class token first, (batch, tokens).
         cells: weights of the receivers' cells; of the senders' if only the class token is a receiver: (batch, cells).
     """
     prefix = layer.senders.prefix
     if layer.receivers is None:
-        taken = layer.pull(token.unsqueeze(1))
+        taken = layer.pull(first[:, :1])
         kept = 0.5 if prefix else 0.0
-        return kept * (token + taken[:, :prefix].sum(1)), cells + (1 - kept) * taken[:, prefix:]
+        before = _widened(first, prefix)
+        return kept * (before + _widened(taken[:, :prefix], before.shape[1])), cells + (1 - kept) * taken[:, prefix:]
     if not layer.receivers.prefix:
         taken = layer.pull(cells)[:, prefix:]
-        return token, (_resized(cells, layer.receivers, layer.senders) + taken) / 2
-    entire = torch.cat((token.unsqueeze(1), token.new_zeros(len(token), layer.receivers.prefix - 1), cells), 1)
-    taken = layer.pull(entire)
+        return first, (_resized(cells, layer.receivers, layer.senders) + taken) / 2
+    before = _widened(first, max(prefix, layer.receivers.prefix))
+    taken = layer.pull(torch.cat((before[:, : layer.receivers.prefix], cells), 1))
     same = _resized(cells, layer.receivers, layer.senders)
-    return (token + taken[:, :prefix].sum(1)) / 2, (same + taken[:, prefix:]) / 2
+    return (before + _widened(taken[:, :prefix], before.shape[1])) / 2, (same + taken[:, prefix:]) / 2
 
 
-def passed_back(layer: AttentionLayer, token: Tensor, cells: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-    """Weights of the class token and of the cells of a grid above a layer, passed back to its inputs.
+def passed_back(layer: AttentionLayer, first: Tensor, cells: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Weights of the tokens before the places and of the cells of a grid above a layer, passed back to its inputs.
 
-    Shapes: token (batch,), cells (batch, cells) -> (batch,), (batch, senders without their prefix).
+    Shapes: first (batch, tokens), cells (batch, cells) -> (batch, tokens, or as many as the layer has before its
+        places), (batch, senders without these).
     """
     wanted = layer.senders if layer.receivers is None else layer.receivers
-    return _back(layer, token, _resized(cells, grid, wanted))
+    return _back(layer, first, _resized(cells, grid, wanted))
+
+
+def layers_from_the_input(observation: Observation) -> list[AttentionLayer]:
+    """`attention_layers`, or none if attention between places that are not known moves information as well."""
+    return [] if moves_unseen(observation) else attention_layers(observation)
+
+
+def starts_at_token(observation: Observation, last: AttentionLayer) -> bool:
+    """Whether the network reads the class token of its last layer of attention, and does not average the cells."""
+    return last.has_class_token and getattr(network_of(observation), "global_pool", None) != "avg"
 
 
 def attention_rollout(observation: Observation, layers: list[AttentionLayer] | None = None) -> AttentionMap | None:
@@ -90,33 +107,34 @@ def attention_rollout(observation: Observation, layers: list[AttentionLayer] | N
 
     A_l = (I + mean over heads of c_l) / 2,   rollout = w A_L ... A_2 A_1
 
-    w is one for the class token, or equal for all cells without one. The residual connection counts as much as
-    the couplings, whose rows are scaled to sum to one; negative ones count as zero. Between maps of different sizes the
-    weight of a cell is divided evenly among the cells under it. What convolutions, pooling, gates and attention between
-    channels move does not count. Shares sum to one in each image.
+    w is one for the class token, or equal for all cells without one or where the network averages them. The residual
+    connection counts as much as the couplings, whose rows are scaled to sum to one; negative ones count as zero.
+    Between maps of different sizes the weight of a cell is divided evenly among the cells under it. What convolutions,
+    pooling, gates and attention between channels move does not count. Shares sum to one in each image.
 
     Args:
         layers: of `attention_layers(observation)`, from the first; all of them by default.
 
-    Returns None for a network without attention between places.
+    Returns None for a network without attention between places, and for one of another library some of whose attention
+    is inside windows or between places that are not known.
 
     Reference: arXiv:2005.00928, section 3.1, for networks of equal layers; layers of several sizes, class layers and
     tiles are ours.
     """
-    layers = attention_layers(observation) if layers is None else layers
+    layers = layers_from_the_input(observation) if layers is None else layers
     if not layers:
         return None
     last = layers[-1]
     start = last.senders if last.receivers is None else last.receivers
     count = start.rows * start.columns
-    has_token = last.has_class_token
+    has_token = starts_at_token(observation, last)
     like = torch.ones(last.batch, dtype=last.call.scores.dtype, device=last.call.scores.device)
     like = like.float() if like.dtype in (torch.float16, torch.bfloat16) else like
-    token = like * has_token
+    first = (like * has_token).unsqueeze(1)
     cells = like.unsqueeze(1).expand(-1, count) * ((not has_token) / count)
     grid = start
     for layer in reversed(layers):
-        token, cells = passed_back(layer, token, cells, grid)
+        first, cells = passed_back(layer, first, cells, grid)
         grid = layer.senders
     total = cells.sum(1, keepdim=True)
     # If no place contributes, all places count the same.

@@ -1,10 +1,12 @@
 """Attention of timm, torchvision and PyTorch under observation, compared with loops and with the layers themselves."""
 
 import math
+from typing import Any
 
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models import VisionTransformer
 
@@ -109,10 +111,100 @@ def test_encoder_layers_are_seen_in_evaluation_with_padding() -> None:
     assert len(trace) == 2 and not trace["layers.0.self_attn.coupling"][..., 3].any()
 
 
-def test_attention_that_computes_something_else_is_left_alone() -> None:
-    model = timm.create_model("beit_base_patch16_224", img_size=32, depth=1, embed_dim=12, num_heads=3, num_classes=2)
-    with mereo.record(model.eval()) as trace:
+WINDOWS = (
+    "swin_tiny_patch4_window7_224",
+    {"img_size": 32, "window_size": 2, "embed_dim": 12, "depths": (2,), "num_heads": (3,)},
+)
+ROTARY = "vit_small_patch16_dinov3", {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 3}
+RELATIVE = "beit_base_patch16_224", {"img_size": 32, "depth": 2, "embed_dim": 12, "num_heads": 3}
+
+
+@pytest.mark.parametrize(
+    ("made", "shape"), [(WINDOWS, (32, 3, 4, 4)), (ROTARY, (2, 3, 9, 9)), (RELATIVE, (2, 3, 5, 5))]
+)
+def test_windows_and_positions_that_enter_the_scores_are_recorded(
+    made: tuple[str, dict[str, Any]], shape: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    model = timm.create_model(made[0], num_classes=4, **made[1]).double().eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    expected = model(images())
+    attributes = [sorted(vars(module)) for module in model.modules()]
+    fused = [getattr(module, "fused_attn", None) for module in model.modules()]
+    with mereo.record(model) as trace:
+        torch.testing.assert_close(model(images()), expected, rtol=0, atol=1e-10)
+    assert [tuple(each.shape) for each in trace.values()] == [shape] * 2
+    assert all(torch.allclose(each.sum(-1), each.new_ones(())) for each in trace.values())
+    with mereo.intervene(model, dict.fromkeys(trace, "uniform")):
+        assert not torch.allclose(model(images()), expected, rtol=0, atol=1e-9)
+    torch.testing.assert_close(model(images()), expected, rtol=0, atol=0)
+    assert [sorted(vars(module)) for module in model.modules()] == attributes
+    assert [getattr(module, "fused_attn", None) for module in model.modules()] == fused
+
+
+def test_a_mask_of_windows_leaves_pairs_out() -> None:
+    model = timm.create_model(WINDOWS[0], num_classes=4, **WINDOWS[1]).double().eval()
+    with mereo.record(model) as trace:
+        model(images())
+    _, shifted = (each.unflatten(0, (2, 4, 4)) for each in trace.values())
+    assert not (shifted[:, :3, :3] < 1e-20).any(), "windows inside the image have no mask"
+    corner = shifted[:, 3, 3].mean((0, 1))
+    torch.testing.assert_close(corner, torch.eye(4, dtype=corner.dtype), rtol=0, atol=1e-20)
+
+
+class Written(nn.Module):
+    """Attention as a user writes it, with a softmax of its own kind."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.heads, self.project = kind, 2, nn.Linear(8, 24)
+        self.share = nn.Softmax(dim=-1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        if self.kind == "fused":
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        if self.kind == "one head":
+            return torch.softmax(q[:, 0] @ k[:, 0].mT / 2, 2) @ v[:, 0]
+        if self.kind == "grouped":
+            return F.scaled_dot_product_attention(q, k[:, :1], v[:, :1], enable_gqa=True)
+        scores = q @ k.mT / 2
+        couplings = {"module": self.share, "method": lambda s: s.softmax(-1), "function": lambda s: F.softmax(s, dim=3)}
+        return couplings[self.kind](scores) @ v
+
+
+@pytest.mark.parametrize("kind", ["fused", "one head", "grouped", "module", "method", "function"])
+def test_attention_of_your_own_is_recorded_and_changed(kind: str) -> None:
+    torch.manual_seed(0)
+    model, x = Written(kind).eval(), torch.randn(2, 5, 8)
+    expected = model(x)
+    with mereo.record(model) as trace:
+        torch.testing.assert_close(model(x), expected)
+    q, k, _ = model.project(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+    scores = q @ (k[:, :1] if kind == "grouped" else k).mT / 2
+    if kind == "fused":
+        scores = scores.masked_fill(torch.ones(5, 5).triu(1) > 0, -math.inf)
+    couplings = scores.softmax(-1)[:, : 1 if kind == "one head" else 2]
+    torch.testing.assert_close(trace["coupling"], couplings)
+    with mereo.intervene(model, {"coupling": "zero"}):
+        assert not model(x).any()
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_gradients_flow_through_recorded_attention_of_your_own() -> None:
+    torch.manual_seed(0)
+    model, x = Written("fused"), torch.randn(2, 5, 8)
+    with mereo.record(model):
+        (found,) = torch.autograd.grad(model(x).square().sum(), [model.project.weight])
+    (expected,) = torch.autograd.grad(model(x).square().sum(), [model.project.weight])
+    torch.testing.assert_close(found, expected)
+
+
+def test_what_makes_no_couplings_is_left_alone() -> None:
+    model = timm.create_model("resnet18", num_classes=4).eval()
+    with mereo.record(model) as trace:
         model(images().float())
     assert not trace and trace.nothing and "convolutions make none" in repr(trace)
-    with pytest.raises(UsageError, match=r"'blocks\.0' .* torch\.nn\.MultiheadAttention"):
-        trace.steps("blocks.0")
+    with pytest.raises(UsageError, match=r"'layer1' .* scaled_dot_product_attention"):
+        trace.steps("layer1")

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from mereo.core import Grid
-from mereo.explain.attention_layers import AttentionLayer, attention_layers
+from mereo.explain.attention_layers import AttentionLayer
 from mereo.explain.observation import Observation
-from mereo.explain.rollout import AttentionMap, passed_back
+from mereo.explain.rollout import AttentionMap, layers_from_the_input, passed_back, starts_at_token
 from mereo.runtime.libraries import require
 
 _WHOLE = 2**24
@@ -19,18 +19,23 @@ _WHOLE = 2**24
 
 
 def _pipes(layers: list[AttentionLayer]) -> tuple[list[Tensor], Grid]:
-    """For each layer from the last, (batch, outputs, inputs): the class token first, then cells; and the last grid."""
-    pipes, grid = [], None
+    """For each layer from the last, (batch, outputs, inputs): the class token first, then cells; and the last grid.
+
+    Tokens between the class token and the cells stand behind it.
+    """
+    pipes, grid, before = [], None, 1
     for layer in reversed(layers):
         wanted = layer.senders if layer.receivers is None else layer.receivers
         grid = wanted if grid is None else grid
-        count, rows = grid.rows * grid.columns, []
-        for n in range(1 + count):
-            one = torch.zeros(layer.batch, 1 + count, device=layer.call.scores.device)
+        before = max(before, 1 if layer.receivers is None else layer.receivers.prefix)
+        count, rows = before + grid.rows * grid.columns, []
+        for n in range(count):
+            one = torch.zeros(layer.batch, count, device=layer.call.scores.device)
             one[:, n] = 1
-            token, cells = passed_back(layer, one[:, 0], one[:, 1:], grid)
-            rows.append(torch.cat((token[:, None], cells), 1))
+            first, cells = passed_back(layer, one[:, :before], one[:, before:], grid)
+            rows.append(torch.cat((first, cells), 1))
         pipes.append(torch.stack(rows, 1))
+        before = first.shape[1]
         grid = layer.senders
     assert grid is not None
     return pipes, grid
@@ -48,21 +53,25 @@ def attention_flow(observation: Observation, layers: list[AttentionLayer] | None
     Args:
         layers: of `attention_layers(observation)`, from the first; all of them by default.
 
-    Returns None for a network without attention between places.
+    Returns None where `attention_rollout` does.
 
     Reference: arXiv:2005.00928, section 3.2.
     """
     require("attention_flow", ("scipy",), "papers")
-    layers = attention_layers(observation) if layers is None else layers
+    layers = layers_from_the_input(observation) if layers is None else layers
     if not layers:
         return None
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import maximum_flow
 
     pipes, grid = _pipes(layers)
-    top, found = pipes[0].shape[1] - 1, []
-    source = torch.full((1 + top,), 0.0 if layers[-1].has_class_token else 1 / top)
-    source[0] = float(layers[-1].has_class_token)
+    last = layers[-1].receivers or layers[-1].senders
+    cells, found = last.rows * last.columns, []
+    source = torch.zeros(pipes[0].shape[1])
+    if starts_at_token(observation, layers[-1]):
+        source[0] = 1
+    else:
+        source[-cells:] = 1 / cells
     for image in range(layers[0].batch):
         rows, columns, sizes, first = [], [], [], 1
         blocks = [source[None], *(pipe[image].double().cpu() for pipe in pipes)]
@@ -76,7 +85,10 @@ def attention_flow(observation: Observation, layers: list[AttentionLayer] | None
         count = first + blocks[-1].shape[1]
         edges = (torch.cat(rows).numpy(), torch.cat(columns).numpy())
         graph = csr_array((torch.cat(sizes).numpy().astype(np.int32), edges), shape=(count, count))
-        flows = [maximum_flow(graph, 0, place).flow_value / _WHOLE for place in range(first + 1, count)]
+        flows = [
+            maximum_flow(graph, 0, place).flow_value / _WHOLE
+            for place in range(count - grid.rows * grid.columns, count)
+        ]
         found.append(torch.tensor(flows))
-    cells = torch.stack(found).unflatten(1, (grid.rows, grid.columns))
-    return AttentionMap(cells, grid, tuple(layer.name for layer in layers))
+    shares = torch.stack(found).unflatten(1, (grid.rows, grid.columns))
+    return AttentionMap(shares, grid, tuple(layer.name for layer in layers))

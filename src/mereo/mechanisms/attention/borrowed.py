@@ -1,4 +1,4 @@
-"""Attention of other libraries under observation: couplings of layers of timm, PyTorch and transformers.
+"""Attention of other libraries under observation: couplings of layers of timm, PyTorch, transformers and of your own.
 
 While a layer is observed it computes the same by a function that makes its couplings in a `Coupling`; afterwards it is
 as before. `mereo.record` and `mereo.intervene` are imported from here, so that they know of these layers.
@@ -6,16 +6,18 @@ as before. `mereo.record` and `mereo.intervene` are imported from here, so that 
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from mereo.core import Coupling, intervene, record
-from mereo.core.kernels.attention import attend
-from mereo.core.observe import BORROWERS, Observer
-from mereo.mechanisms.attention.hosted import attention_drop, computes_attention, is_host, merge_heads, split_heads
+from mereo.core.modes import kept
+from mereo.core.observe import BORROWERS, Observable, Observer
+from mereo.mechanisms.attention.hosted import number_of_heads
 from mereo.mechanisms.attention.interfaced import COUPLING as _KEY
 from mereo.mechanisms.attention.interfaced import Interfaced, is_interfaced
 
@@ -83,14 +85,28 @@ def _is_theirs(module: nn.Module) -> bool:
     return not type(module).__module__.startswith("mereo.") and "forward" not in vars(module)
 
 
-def _takes_tokens_only(module: nn.Module) -> bool:
-    """Whether a layer takes tokens and masks, and not positions as well."""
-    _, *others = inspect.signature(module.forward).parameters
-    return set(others) <= {"attn_mask", "is_causal"}
+@cache
+def _source(kind: type[nn.Module]) -> str:
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):
+        return ""
+
+
+def _is_attention(module: nn.Module) -> bool:
+    """Whether the class of a module has fused attention, or is attention by its name or heads and has a softmax."""
+    source = _source(type(module))  # type: ignore[arg-type]
+    named = "att" in type(module).__name__.lower() or number_of_heads(module) is not None
+    return "scaled_dot_product_attention" in source or (named and "softmax" in source.lower())
 
 
 def borrow(module: nn.Module) -> BorrowedCoupling | None:
-    """The coupling of an attention layer of timm, PyTorch, transformers or the same form; None for any other module."""
+    """The coupling of an attention layer of another library; None for any other module.
+
+    It is `torch.nn.MultiheadAttention`, a layer of transformers, or a class whose source has fused attention, or a
+    softmax if it is named attention or states its heads. Its couplings are what the softmax gives: what the layer does
+    to them afterwards, such as a mixture of heads, is not in them.
+    """
     if _KEY in vars(module):
         found: BorrowedCoupling = vars(module)[_KEY]
         return found
@@ -100,30 +116,87 @@ def borrow(module: nn.Module) -> BorrowedCoupling | None:
         return BorrowedCoupling(module, _Multihead(module), module.dropout) if usual else None
     if is_interfaced(module) and "forward" not in vars(module):
         return BorrowedCoupling(module, Interfaced(module), 0.0)
-    if is_host(module) and _is_theirs(module) and _takes_tokens_only(module) and computes_attention(module):
-        return BorrowedCoupling(module, _Hosted(module), attention_drop(module))
+    if _is_theirs(module) and _is_attention(module):
+        parts = (part for part in module.modules() if part is not module)
+        if not any(isinstance(part, Observable) or borrow(part) is not None for part in parts):
+            return BorrowedCoupling(module, _Softmax(module), 0.0)
     return None
 
 
 BORROWERS.append(borrow)
 
 
-class _Hosted:
-    """Attention as timm writes it, with a coupling."""
+class _Softmax:
+    """The forward pass of any attention, whose softmax over the last axis, or fused attention, goes by a coupling.
+
+    Scores of more than four axes, such as (batch, windows, heads, receivers, senders), have their first ones as batch;
+    scores of three are of one head.
+    """
 
     def __init__(self, host: nn.Module) -> None:
         self.host = host
 
-    def __call__(
-        self, coupling: Coupling, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
-    ) -> Tensor:
-        tokens = x.flatten(1, -2)
-        allowed, bias = (attn_mask, None) if attn_mask is None or attn_mask.dtype == torch.bool else (None, attn_mask)
-        if is_causal:
-            count = tokens.shape[1]
-            allowed = torch.ones(count, count, dtype=torch.bool, device=x.device).tril()
-        mixed = attend(*split_heads(self.host, tokens), coupling, mask=allowed, bias=bias)
-        return merge_heads(self.host, tokens, mixed.transpose(1, 2).flatten(2)).unflatten(1, x.shape[1:-1])
+    def __call__(self, coupling: Coupling, *arguments: Any, **named: Any) -> Any:
+        fused = "fused_attn" in vars(self.host)  # of timm, whose kernels for some devices cannot be seen
+        with _Calls(coupling), kept([self.host] if fused else [], "fused_attn"):
+            if fused:
+                self.host.fused_attn = False  # type: ignore[assignment]
+            return type(self.host).forward(self.host, *arguments, **named)
+
+
+class _Calls(TorchFunctionMode):
+    """Gives the scores of calls of softmax and of fused attention to a coupling."""
+
+    def __init__(self, coupling: Coupling) -> None:
+        super().__init__()
+        self.coupling = coupling
+
+    def __torch_function__(
+        self, function: Any, types: Any, given: tuple[Any, ...] = (), named: dict[str, Any] | None = None
+    ) -> Any:
+        named = named or {}
+        if function is F.scaled_dot_product_attention:
+            with torch._C.DisableTorchFunction():
+                return self._attend(*given, **named)
+        if function in _SOFTMAX:
+            scores, axis, kind = _read_softmax(*given, **named)
+            if scores.dim() >= 3 and axis in (-1, scores.dim() - 1):
+                with torch._C.DisableTorchFunction():
+                    return self._couple(scores if kind is None else scores.to(kind))
+        return function(*given, **named)
+
+    def _couple(self, scores: Tensor, allowed: Tensor | None = None) -> Tensor:
+        if scores.dim() == 3:
+            return self.coupling(scores.unsqueeze(1), allowed).squeeze(1)
+        return self.coupling(scores.flatten(0, -4), allowed).view(scores.shape)
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    ) -> Tensor:  # fmt: skip
+        if enable_gqa:
+            key, value = (each.repeat_interleave(query.shape[-3] // each.shape[-3], -3) for each in (key, value))
+        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+        allowed = scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril() if is_causal else None
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            allowed = attn_mask
+        elif attn_mask is not None:
+            scores = scores + attn_mask
+        if allowed is not None:
+            allowed = allowed.expand(scores.shape)
+            allowed = allowed.unsqueeze(1) if scores.dim() == 3 else allowed.flatten(0, -4)
+        self.coupling.dropout, self.coupling.training = dropout_p, dropout_p > 0
+        return self._couple(scores, allowed) @ value
+
+
+_SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
+
+
+def _read_softmax(
+    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+) -> tuple[Tensor, int | None, torch.dtype | None]:
+    """The scores, the axis and the type of a call of `F.softmax`."""
+    return input, dim, dtype
 
 
 class _Multihead:
