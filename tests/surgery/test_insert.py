@@ -268,3 +268,10 @@ def test_attention_with_rotary_positions_is_refused(change: Callable[[nn.Module]
     model = timm.create_model("eva02_tiny_patch14_224", img_size=28, embed_dim=24, depth=1, num_heads=3)
     with pytest.raises(UsageError, match="computes something else"):
         change(model)
+
+
+@pytest.mark.parametrize("change", [mereo.tap, lambda model: mereo.insert(model, "aaren")], ids=["tap", "insert"])
+def test_a_network_of_another_size_than_it_states_is_named(change: Callable[[nn.Module], object]) -> None:
+    model = timm.create_model("mvitv2_tiny", img_size=64)
+    with pytest.raises(UsageError, match=r"MultiScaleVit cannot read an image of 224 x 224 .* give img_size"):
+        change(model)

@@ -158,6 +158,20 @@ def image_shape_of(model: nn.Module, img_size: int | tuple[int, int] | None) -> 
     return channels, height, width
 
 
+@torch.no_grad()
+def run_once(model: nn.Module, images: Tensor) -> None:
+    """Run a network on images, in evaluation mode, for what its hooks see; UsageError if it cannot read them."""
+    try:
+        with modes_kept(model), gradients_kept(model):
+            model.eval()(images)
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        side = " x ".join(map(str, images.shape[2:]))
+        raise UsageError(
+            f"{type(model).__name__} cannot read an image of {side} ({type(error).__name__}: {first_line(error)});"
+            " give img_size, and a network of images."
+        ) from error
+
+
 @dataclass
 class _Outputs:
     """The first output of every module in one pass over two images, by name, in the order in which they were made.
@@ -171,7 +185,6 @@ class _Outputs:
     tokens_first: set[str]
 
     @classmethod
-    @torch.no_grad()
     def of(cls, model: nn.Module, images: Tensor) -> "_Outputs":
         shapes: dict[str, tuple[int, ...]] = {}
         two = images.expand(2, *images.shape[1:])
@@ -186,14 +199,7 @@ class _Outputs:
 
         handles = [module.register_forward_hook(note(name)) for name, module in model.named_modules() if name]
         try:
-            with modes_kept(model), gradients_kept(model):
-                model.eval()(two)
-        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-            side = " x ".join(map(str, images.shape[2:]))
-            raise UsageError(
-                f"{type(model).__name__} cannot read an image of {side} ({type(error).__name__}: {first_line(error)});"
-                " give img_size, and a network of images."
-            ) from error
+            run_once(model, two)
         finally:
             for handle in handles:
                 handle.remove()

@@ -7,14 +7,12 @@ Cost: one `TokenAwarePooling` in each block.
 from copy import deepcopy
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from mereo.core.modes import gradients_kept, modes_kept
 from mereo.core.surgery import surgery
 from mereo.errors import UsageError, check_count
 from mereo.mechanisms.mixer.token_aware_pooling import TokenAwarePooling
-from mereo.surgery.insert import image_shape_of, patches_of
+from mereo.surgery.insert import image_shape_of, patches_of, run_once
 
 NORM, POOL = "norm1", "token_pool"
 
@@ -38,8 +36,7 @@ def _tokens_into(model: nn.Module, blocks: dict[str, nn.Module], images: Tensor)
 
     handles = [getattr(block, NORM).register_forward_pre_hook(note(name)) for name, block in blocks.items()]
     try:
-        with torch.no_grad(), modes_kept(model), gradients_kept(model):
-            model.eval()(images)
+        run_once(model, images)
     finally:
         for handle in handles:
             handle.remove()
@@ -47,7 +44,7 @@ def _tokens_into(model: nn.Module, blocks: dict[str, nn.Module], images: Tensor)
 
 
 @surgery
-def tap(model: nn.Module, num_scales: int = 4) -> nn.Module:
+def tap(model: nn.Module, num_scales: int = 4, *, img_size: int | tuple[int, int] | None = None) -> nn.Module:
     """A copy of a transformer whose tokens are pooled before attention: x + attn(norm(tap(x))).
 
     What is added to stays unpooled. The tokens before the patches, such as a class token, are not pooled.
@@ -56,6 +53,7 @@ def tap(model: nn.Module, num_scales: int = 4) -> nn.Module:
         model: of mereo or timm, with blocks whose first norm, `norm1`, stands before their attention, `attn`. It is
             not changed.
         num_scales: see `TokenAwarePooling`.
+        img_size: of the images; by default what the network states, or 224.
 
     Raises:
         UsageError: for a network without such blocks, or whose tokens are not a map.
@@ -75,7 +73,7 @@ def tap(model: nn.Module, num_scales: int = 4) -> nn.Module:
     if any(hasattr(block, POOL) for block in blocks.values()):
         raise UsageError(f"model is {kind}, whose blocks pool tokens already; leave tap out.")
     like = next(copy.parameters())
-    shapes = _tokens_into(copy, blocks, like.new_zeros(2, *image_shape_of(copy, None)))
+    shapes = _tokens_into(copy, blocks, like.new_zeros(2, *image_shape_of(copy, img_size)))
     for name, block in blocks.items():
         shape = shapes.get(name, ())
         size, prefix = patches_of(copy, shape[1]) if len(shape) == 3 else (None, 0)
