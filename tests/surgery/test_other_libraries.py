@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import mereo
 from mereo.errors import UsageError
+from mereo.mechanisms.gate import SqueezeExcite
 from mereo.surgery import linearise
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
@@ -193,10 +194,27 @@ def test_images_of_a_batch_stay_apart_where_tokens_come_first(images):
     assert {tuple(each.shape) for each in records.values()} == {(2, 4, 17, 17)}
 
 
-def test_a_layer_whose_tokens_come_first_is_refused_unless_it_is_known(images):
+def test_any_layer_whose_tokens_come_first_is_replaced(images):
     model = Encoder(False).eval()
-    with pytest.raises(UsageError, match=r"encoder\.layers\.0\.norm1, whose tokens come before the batch"):
-        mereo.insert(model, "talking_heads", "encoder.layers.0.norm1", replace=True)
+    mereo.insert(model, "talking_heads", "encoder.layers.*.norm1", replace=True)
+    torch.testing.assert_close(model(images)[:1], model(images[:1]))
+
+
+SWIN = {"img_size": 32, "window_size": 4, "embed_dim": 12, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 1, 1)}
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_maps_with_the_channels_last_are_turned(images, replace):
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("swin_tiny_patch4_window7_224", num_classes=4, **SWIN).eval()
+    places = ["layers.0.blocks.0.norm2"] if replace else "stages"
+    expected = model(images)
+    done = mereo.insert(model, "squeeze_excite", places, replace=replace)
+    assert len(done.places) == (1 if replace else 4)
+    gate = next(each for each in model.modules() if isinstance(each, SqueezeExcite))
+    assert next(gate.parameters()).shape[1] == 12, "it weighs the channels"
+    assert torch.equal(model(images), expected) != replace
+    torch.testing.assert_close(model(images)[:1], model(images[:1]))
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

@@ -43,6 +43,21 @@ _MANY = 1024
 """Tokens from which on operations are counted by shapes, since all couplings at once may not fit into memory."""
 
 
+def _by(mechanism: Callable[[Tensor], Tensor], layout: str, x: Tensor) -> Tensor:
+    """What a mechanism makes of an output in one of `_LAYOUTS`, in that layout."""
+    there, back = _LAYOUTS[layout]
+    return mechanism(x.permute(there)).permute(back)
+
+
+_LAYOUTS = {
+    "tokens": ((0, 1, 2), (0, 1, 2)),
+    "tokens first": ((1, 0, 2), (1, 0, 2)),
+    "maps": ((0, 1, 2, 3), (0, 1, 2, 3)),
+    "channels last": ((0, 3, 1, 2), (0, 2, 3, 1)),
+}
+"""Orders of axes of an output: to (batch, tokens, dim) or (batch, dim, height, width), and back."""
+
+
 class Inserted(nn.Module):
     """A mechanism added to what a module of a network returns.
 
@@ -51,23 +66,21 @@ class Inserted(nn.Module):
     Args:
         mechanism: see `mereo.create_mechanism`.
         dim: channels.
-        slot: "tokens" or "maps".
+        layout: "tokens", "tokens first", with the batch behind them, "maps" or "channels last".
         is_gate: which of the two equations.
         start: of the gain of every channel.
-        tokens_first: whether tokens come before the batch.
 
-    Shapes: (batch, tokens, dim), (tokens, batch, dim) or (batch, dim, height, width) -> the same.
+    Shapes: (batch, tokens, dim), (tokens, batch, dim), (batch, dim, height, width) or (batch, height, width, dim) ->
+        the same.
     """
 
-    def __init__(
-        self, mechanism: nn.Module, dim: int, slot: str, is_gate: bool, start: float, tokens_first: bool = False
-    ) -> None:
+    def __init__(self, mechanism: nn.Module, dim: int, layout: str, is_gate: bool, start: float) -> None:
         super().__init__()
-        self.mechanism, self.is_gate, self.tokens_first = mechanism, is_gate, tokens_first
-        self.gain = nn.Parameter(torch.full((dim,) if slot == "tokens" else (dim, 1, 1), float(start)))
+        self.mechanism, self.layout, self.is_gate = mechanism, layout, is_gate
+        self.gain = nn.Parameter(torch.full((dim, 1, 1) if layout == "maps" else (dim,), float(start)))
 
     def forward(self, x: Tensor) -> Tensor:
-        added = self.mechanism(x.transpose(0, 1)).transpose(0, 1) if self.tokens_first else self.mechanism(x)
+        added = _by(self.mechanism, self.layout, x)
         return x + self.gain * (added - x if self.is_gate else added)
 
 
@@ -77,13 +90,14 @@ class Replaced(nn.Module):
     Args:
         mechanism: see `mereo.create_mechanism`.
         layer: whose place it takes; it is called as that one, see `stand_in`.
+        layout: see `Inserted`; that of attention of PyTorch is always "tokens", because `stand_in` knows its own.
 
-    Shapes: (batch, tokens, dim) or (batch, dim, height, width) -> the same.
+    Shapes: as for `Inserted`.
     """
 
-    def __init__(self, mechanism: nn.Module, layer: nn.Module) -> None:
+    def __init__(self, mechanism: nn.Module, layer: nn.Module, layout: str = "tokens") -> None:
         super().__init__()
-        self.mechanism = mechanism
+        self.mechanism, self.layout = mechanism, layout
         stand_in(self, layer)
 
     def forward(self, x: Tensor, *others: Any, **switches: Any) -> Any:
@@ -92,7 +106,7 @@ class Replaced(nn.Module):
             raise UsageError(f"the layer was replaced and is given {type(given[0]).__name__} besides its tokens.")
         if names := [name for name, value in switches.items() if value is not None and value is not False]:
             raise UsageError(f"{names[0]} is given to a layer that was replaced, which takes its tokens only.")
-        return self.mechanism(x)
+        return _by(self.mechanism, self.layout, x)
 
 
 class _Run:
@@ -158,6 +172,21 @@ def image_shape_of(model: nn.Module, img_size: int | tuple[int, int] | None) -> 
     return channels, height, width
 
 
+def _layout(module: nn.Module, shape: tuple[int, ...]) -> str:
+    """The layout of an output for two images.
+
+    Channels are last where a layer norm or a linear layer inside has as many as the last axis, and nothing inside as
+    many as the second; a square of as many places as channels counts as a map with the channels first.
+    """
+    if len(shape) == 3:
+        return "tokens first" if shape[0] != 2 == shape[1] else "tokens"
+    inside = list(module.modules())
+    last = {each.normalized_shape[-1] for each in inside if isinstance(each, nn.LayerNorm)}
+    last |= {each.out_features for each in inside if isinstance(each, nn.Linear)}
+    first = {each.out_channels for each in inside if isinstance(each, nn.Conv2d)}
+    return "channels last" if shape[3] in last and shape[1] not in last | first else "maps"
+
+
 @torch.no_grad()
 def run_once(model: nn.Module, images: Tensor) -> None:
     """Run a network on images, in evaluation mode, for what its hooks see; UsageError if it cannot read them."""
@@ -177,12 +206,12 @@ class _Outputs:
     """The first output of every module in one pass over two images, by name, in the order in which they were made.
 
     Attributes:
-        shapes: of the outputs, batch first.
-        tokens_first: names of those whose tokens come before the batch.
+        shapes: of the outputs, batch first, and channels of maps before their rows.
+        layouts: see `Inserted`; of outputs of three and four axes.
     """
 
     shapes: dict[str, tuple[int, ...]]
-    tokens_first: set[str]
+    layouts: dict[str, str]
 
     @classmethod
     def of(cls, model: nn.Module, images: Tensor) -> "_Outputs":
@@ -203,8 +232,9 @@ class _Outputs:
         finally:
             for handle in handles:
                 handle.remove()
-        turned = {name for name, shape in shapes.items() if len(shape) == 3 and shape[0] != 2 == shape[1]}
-        return cls({n: (s[1], s[0], s[2]) if n in turned else s for n, s in shapes.items()}, turned)
+        layouts = {n: _layout(model.get_submodule(n), shape) for n, shape in shapes.items() if len(shape) in (3, 4)}
+        orders = {name: _LAYOUTS[layout][0] for name, layout in layouts.items()}
+        return cls({n: tuple(s[axis] for axis in orders.get(n, range(len(s)))) for n, s in shapes.items()}, layouts)
 
     def is_map(self, name: str) -> bool:
         return len(self.shapes.get(name, ())) == 4
@@ -309,7 +339,7 @@ def _made(
     name: str, model: nn.Module, place: str, seen: _Outputs, start: float | None, arguments: Mapping[str, Any]
 ) -> nn.Module:
     """The mechanism for a place with the output seen: behind it, or in its place if `start` is None."""
-    shape, tokens_first = seen.shapes[place], place in seen.tokens_first
+    shape, layout = seen.shapes[place], seen.layouts[place]
     heads = arguments.get("heads")
     rest = {key: value for key, value in arguments.items() if key != "heads"}
     is_gate, old = get_mechanism(name).family == "gate", model.get_submodule(place)
@@ -317,18 +347,13 @@ def _made(
     if len(shape) == 3:
         size, prefix = patches_of(model, shape[1])
         made = fill_slot(name, "tokens", Place(shape[2], heads, size, shape[1], prefix, host), rest)
-        if start is not None:
-            return Inserted(made, shape[2], "tokens", is_gate, start, tokens_first)
-        if tokens_first and not called_by_pytorch(old):
-            raise UsageError(f"where names {place}, whose tokens come before the batch; give one with the batch first.")
-        return Replaced(made, old)
-    norms = [each for each in old.modules() if isinstance(each, nn.LayerNorm)]
-    if shape[1] != shape[3] and any(norm.normalized_shape == shape[3:] for norm in norms):
-        raise UsageError(f"where names {place}, whose maps are {shape} with the channels last; name another place.")
+        if start is None:
+            return Replaced(made, old, "tokens" if called_by_pytorch(old) else layout)
+        return Inserted(made, shape[2], layout, is_gate, start)
     made = fill_slot(name, "maps", Place(shape[1], heads, (shape[2], shape[3]), host=host), rest)
     if start is None:
-        return Replaced(made, old)
-    return Inserted(made, shape[1], "maps", is_gate, start)
+        return Replaced(made, old, layout)
+    return Inserted(made, shape[1], layout, is_gate, start)
 
 
 def insert(

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mereo.errors import UsageError
-from mereo.mechanisms.attention.interfaced import answer_transformers, called_by_transformers
+from mereo.mechanisms.attention.interfaced import ANSWERS, answer_transformers, called_by_transformers
 
 
 def is_plain(module: nn.MultiheadAttention) -> bool:
@@ -27,8 +27,7 @@ def called_by_others(module: nn.Module) -> bool:
 def stand_in(module: nn.Module, layer: nn.Module) -> None:
     """Let a module of tokens be called as the attention layer in whose place it stands, and return what it does."""
     for each in module.modules():
-        if getattr(each, "of_pytorch", False) is True:
-            _call_by_tokens(each)
+        _call_by_tokens(each)
     if called_by_transformers(layer):
         answer_transformers(module)
     elif called_by_pytorch(layer):
@@ -44,10 +43,11 @@ def stand_in(module: nn.Module, layer: nn.Module) -> None:
 
 
 def _call_by_tokens(module: nn.Module) -> None:
-    """Take back `stand_in` for PyTorch, since another module around it answers now."""
-    module.of_pytorch = False  # type: ignore[assignment]
-    for hooks, own in ((module._forward_pre_hooks, _read_call), (module._forward_hooks, _as_pair)):
-        for number in [number for number, hook in hooks.items() if hook is own]:
+    """Take back `stand_in`, since another module around it answers now."""
+    for name in ("of_pytorch", "of_transformers"):
+        vars(module).pop(name, None)
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for number in [number for number, hook in hooks.items() if hook in (_read_call, _as_pair, *ANSWERS)]:
             del hooks[number]
             module._forward_pre_hooks_with_kwargs.pop(number, None)
 

@@ -108,3 +108,7 @@ def _read_call(
 
 def _as_pair(module: nn.Module, given: Any, output: Any) -> tuple[Tensor, Tensor | None]:
     return output if isinstance(output, tuple) else (output, None)
+
+
+ANSWERS = (_read_call, _as_pair)
+"""The hooks that answer a call of `transformers`."""
