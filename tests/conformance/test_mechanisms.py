@@ -89,11 +89,9 @@ class Quantised(Tensor):
 def test_layers_with_weights_of_another_library_are_called(entry: Mechanism) -> None:
     module, inputs = entry.example()
     expected = module.eval()(*inputs)
-    layers = [layer for layer in module.modules() if type(layer) is nn.Linear]
-    for layer in layers:
+    for layer in [layer for layer in module.modules() if type(layer) is nn.Linear]:
         layer._parameters["weight"] = layer.weight.detach().as_subclass(Quantised)  # type: ignore[assignment]
-    if layers:
-        torch.testing.assert_close(module(*inputs), expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+    torch.testing.assert_close(module(*inputs), expected, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 @every_mechanism

@@ -1,7 +1,9 @@
-"""Blocks that restore training mode and gradients, or disable autocast; and which modules must be called."""
+"""Blocks that restore training mode and gradients, or disable autocast; which modules must be called; their source."""
 
-from collections.abc import Iterable, Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,8 +28,10 @@ def hooked(module: nn.Module) -> bool:
 
 
 def must_be_called(*layers: nn.Module) -> bool:
-    """Whether the weights of a layer do not suffice: it has hooks, or a forward of its own, such as an adapter's, or
-    weights that are other tensors inside, such as quantised ones."""
+    """Whether a layer must be called, since its weights do not suffice to compute what it does.
+
+    It has hooks, a forward of its own, such as an adapter's, or weights made of other tensors, such as quantised ones.
+    """
     return any(
         hooked(layer)
         or "forward" in vars(layer)
@@ -35,6 +39,15 @@ def must_be_called(*layers: nn.Module) -> bool:
         or any(each is not None and is_traceable_wrapper_subclass(each) for each in layer._parameters.values())
         for layer in layers
     )
+
+
+@cache
+def source_of(code: Callable[..., Any]) -> str:
+    """The source of a class or a function; empty where there is none, as in an interpreter."""
+    try:
+        return inspect.getsource(code)
+    except (OSError, TypeError):
+        return ""
 
 
 def modes_kept(*models: nn.Module) -> AbstractContextManager[None]:

@@ -80,9 +80,9 @@ def restate_surgery(model: nn.Module, name: str, **arguments: Any) -> None:
 
 
 def _keep_modes(model: nn.Module, changed: nn.Module) -> None:
-    """Give the modules of a changed copy the mode, of training or evaluation, of the model; new ones that around them.
+    """Set the modules of a changed copy to training or evaluation as in the model, new ones as the module around them.
 
-    A new module is made for training, and its dropout would act in a network that is evaluated.
+    A new module is in training mode, so its dropout would act in a network that is evaluated.
     """
     modes = {name: module.training for name, module in model.named_modules()}
     for name, module in changed.named_modules():

@@ -170,16 +170,11 @@ def attention_layers(observation: Observation) -> list[AttentionLayer]:
     Couplings that are normalised over the receivers, couplings of capsule routings, and couplings whose senders have
     no position, such as channels, are left out.
     """
-    return _read(observation)[0]
+    return read_layers(observation)[0]
 
 
-def moves_unseen(observation: Observation) -> bool:
-    """Whether attention of another library moves information between places that are not known, as inside windows."""
-    return _read(observation)[1]
-
-
-def _read(observation: Observation) -> tuple[list[AttentionLayer], bool]:
-    """The layers whose places are known, and whether places of couplings of another library are not."""
+def read_layers(observation: Observation) -> tuple[list[AttentionLayer], bool]:
+    """`attention_layers`, and whether attention of another library has places that are not known, as inside windows."""
     batch, (_, height, width) = len(observation.scores), observation.image_shape
     own = {name for name, module in observation.model.named_modules() if isinstance(module, Coupling)}
     prefix = getattr(network_of(observation), "num_prefix_tokens", None)

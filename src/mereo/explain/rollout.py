@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mereo.core import Grid
-from mereo.explain.attention_layers import AttentionLayer, attention_layers, moves_unseen, network_of
+from mereo.explain.attention_layers import AttentionLayer, attention_layers, network_of, read_layers
 from mereo.explain.observation import Observation
 
 
@@ -94,7 +94,8 @@ def passed_back(layer: AttentionLayer, first: Tensor, cells: Tensor, grid: Grid)
 
 def layers_from_the_input(observation: Observation) -> list[AttentionLayer]:
     """`attention_layers`, or none if attention between places that are not known moves information as well."""
-    return [] if moves_unseen(observation) else attention_layers(observation)
+    layers, others = read_layers(observation)
+    return [] if others else layers
 
 
 def starts_at_token(observation: Observation, last: AttentionLayer) -> bool:

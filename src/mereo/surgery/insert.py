@@ -6,7 +6,6 @@ that starts at zero is from ReZero, arXiv:2003.04887.
 Cost: each mechanism's own, and one pass over what it adds to; `insert` reports parameters and multiply-adds.
 """
 
-import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mereo.core.catalogue import get_mechanism
-from mereo.core.modes import gradients_kept, modes_kept
+from mereo.core.modes import gradients_kept, modes_kept, source_of
 from mereo.core.operations import forward_operations
 from mereo.core.shapes import image_size
 from mereo.core.surgery import SURGERIES, note_surgery
@@ -463,13 +462,9 @@ def _cost(model: nn.Module, images: Tensor, large: bool) -> tuple[int, int]:
 
 def _runs_children(module: nn.Module) -> bool:
     """Whether a module runs or lists all of its children, and so cannot hold another one."""
-    if isinstance(module, _CONTAINERS):
-        return True
-    try:
-        source = inspect.getsource(type(module).forward)
-    except (OSError, TypeError):
-        return False
-    return any(every in source for every in ("self.children()", "self.named_children()", "self._modules"))
+    source = source_of(type(module).forward)
+    every = ("self.children()", "self.named_children()", "self._modules")
+    return isinstance(module, _CONTAINERS) or any(words in source for words in every)
 
 
 def _holder(model: nn.Module, place: str) -> tuple[nn.Module, str, nn.Module]:

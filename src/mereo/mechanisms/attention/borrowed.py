@@ -4,9 +4,7 @@ While a layer is observed it computes the same by a function that makes its coup
 as before. `mereo.record` and `mereo.intervene` are imported from here, so that they know of these layers.
 """
 
-import inspect
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -15,7 +13,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from mereo.core import Coupling, intervene, record
-from mereo.core.modes import kept
+from mereo.core.modes import kept, source_of
 from mereo.core.observe import BORROWERS, Observable, Observer
 from mereo.mechanisms.attention.hosted import number_of_heads
 from mereo.mechanisms.attention.interfaced import COUPLING as _KEY
@@ -85,17 +83,9 @@ def _is_theirs(module: nn.Module) -> bool:
     return not type(module).__module__.startswith("mereo.") and "forward" not in vars(module)
 
 
-@cache
-def _source(kind: type[nn.Module]) -> str:
-    try:
-        return inspect.getsource(kind)
-    except (OSError, TypeError):
-        return ""
-
-
 def _is_attention(module: nn.Module) -> bool:
     """Whether the class of a module has fused attention, or is attention by its name or heads and has a softmax."""
-    source = _source(type(module))  # type: ignore[arg-type]
+    source = source_of(type(module))  # type: ignore[arg-type]
     named = "att" in type(module).__name__.lower() or number_of_heads(module) is not None
     return "scaled_dot_product_attention" in source or (named and "softmax" in source.lower())
 
@@ -127,7 +117,7 @@ BORROWERS.append(borrow)
 
 
 class _Softmax:
-    """The forward pass of any attention, whose softmax over the last axis, or fused attention, goes by a coupling.
+    """The forward pass of any attention, with a coupling in place of its softmax over the last axis or fused attention.
 
     Scores of more than four axes, such as (batch, windows, heads, receivers, senders), have their first ones as batch;
     scores of three are of one head.

@@ -31,7 +31,7 @@ def stand_in(module: nn.Module, layer: nn.Module) -> None:
     if called_by_transformers(layer):
         answer_transformers(module)
     elif called_by_pytorch(layer):
-        # What `torch.nn.TransformerEncoder` reads; by the last its layers call the module, not their fused kernel.
+        # `torch.nn.TransformerEncoder` reads these; False for `_qkv_same_embed_dim` keeps it from its fused kernel.
         module.of_pytorch = True  # type: ignore[assignment]
         for name in ("embed_dim", "num_heads", "batch_first"):
             setattr(module, name, getattr(layer, name))
