@@ -11,6 +11,7 @@ import mereo
 from mereo.errors import UsageError
 from mereo.mechanisms.gate import SqueezeExcite
 from mereo.surgery import linearise
+from mereo.surgery.insert import Inserted, Replaced
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
 
@@ -200,19 +201,22 @@ def test_any_layer_whose_tokens_come_first_is_replaced(images):
     torch.testing.assert_close(model(images)[:1], model(images[:1]))
 
 
-SWIN = {"img_size": 32, "window_size": 4, "embed_dim": 12, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 1, 1)}
+SWIN = {"img_size": 32, "window_size": 4, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 1, 1)}
 
 
+@pytest.mark.parametrize("width", [12, 8])  # of 12 channels, and of as many as there are rows
 @pytest.mark.parametrize("replace", [False, True])
-def test_maps_with_the_channels_last_are_turned(images, replace):
+def test_maps_with_the_channels_last_are_turned(images, replace, width):
     timm = pytest.importorskip("timm")
-    model = timm.create_model("swin_tiny_patch4_window7_224", num_classes=4, **SWIN).eval()
+    model = timm.create_model("swin_tiny_patch4_window7_224", num_classes=4, embed_dim=width, **SWIN).eval()
     places = ["layers.0.blocks.0.norm2"] if replace else "stages"
     expected = model(images)
     done = mereo.insert(model, "squeeze_excite", places, replace=replace)
     assert len(done.places) == (1 if replace else 4)
     gate = next(each for each in model.modules() if isinstance(each, SqueezeExcite))
-    assert next(gate.parameters()).shape[1] == 12, "it weighs the channels"
+    assert next(gate.parameters()).shape[1] == width, "it weighs the channels"
+    added = next(each for each in model.modules() if isinstance(each, (Inserted, Replaced)))
+    assert added.layout == ("tokens" if replace else "channels last")
     assert torch.equal(model(images), expected) != replace
     torch.testing.assert_close(model(images)[:1], model(images[:1]))
 

@@ -175,15 +175,17 @@ def _layout(module: nn.Module, shape: tuple[int, ...]) -> str:
     """The layout of an output for two images.
 
     Channels are last where a layer norm or a linear layer inside has as many as the last axis, and nothing inside as
-    many as the second; a square of as many places as channels counts as a map with the channels first.
+    many as the second. With as many rows as channels, they are last if no convolution inside makes so many.
     """
     if len(shape) == 3:
         return "tokens first" if shape[0] != 2 == shape[1] else "tokens"
     inside = list(module.modules())
-    last = {each.normalized_shape[-1] for each in inside if isinstance(each, nn.LayerNorm)}
+    norms = [each for each in inside if isinstance(each, nn.LayerNorm) and not type(each).__name__.endswith("2d")]
+    last = {each.normalized_shape[-1] for each in norms}
     last |= {each.out_features for each in inside if isinstance(each, nn.Linear)}
     first = {each.out_channels for each in inside if isinstance(each, nn.Conv2d)}
-    return "channels last" if shape[3] in last and shape[1] not in last | first else "maps"
+    others = first if shape[1] == shape[3] else last | first
+    return "channels last" if shape[3] in last and shape[1] not in others else "maps"
 
 
 @torch.no_grad()
