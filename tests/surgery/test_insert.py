@@ -173,6 +173,16 @@ def test_counts_by_hand() -> None:
         assert done.multiply_adds == (16 * 3 * 6 * 9, 16 * 3 * 6 * 9 + multiply_adds)
 
 
+def test_weights_beyond_the_memory_are_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = timm.create_model("resnet18", num_classes=4)
+    monkeypatch.setattr(sys.modules[Inserted.__module__], "free_memory", lambda device: 2**20)
+    names = [*model.state_dict()]
+    # 16 senders and as many receivers of 128 channels, in float32.
+    with pytest.raises(UsageError, match=r"dynamic after layer2 of ResNet has 16 MiB of weights, and 1 MiB of memory"):
+        mereo.insert(model, "dynamic", "layer2", img_size=32)
+    assert [*model.state_dict()] == names
+
+
 def test_a_distributed_network_is_refused() -> None:
     wrapped = object.__new__(DistributedDataParallel)
     for change in (lambda: mereo.insert(wrapped, "squeeze_excite"), lambda: mereo.remove(wrapped)):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mereo.core.catalogue import get_mechanism
+from mereo.core.meta_device import on_meta_device
 from mereo.core.modes import gradients_kept, modes_kept, source_of
 from mereo.core.operations import forward_operations
 from mereo.core.shapes import image_size
@@ -29,6 +30,8 @@ from mereo.mechanisms.attention.dense import MultiHeadAttention
 from mereo.mechanisms.attention.hosted import is_host
 from mereo.mechanisms.attention.interfaced import is_interfaced
 from mereo.mechanisms.slots import Place, fill_slot
+from mereo.runtime.memory import free_memory
+from mereo.runtime.text import gibibytes
 
 _HELD_AS = "inserted"
 _BRANCH_ENDS = ("attn", "self_attention", "mixer", "second", "bn3", "bn2", "conv", "attention", "self_attn")
@@ -357,6 +360,31 @@ def _made(
     return Inserted(made, shape[1], layout, is_gate, start)
 
 
+def _there(model: nn.Module, places: Sequence[str], replace: bool) -> str:
+    return f"{'in place of' if replace else 'after'} {', '.join(places)} of {type(model).__name__}"
+
+
+def _check_memory(
+    name: str,
+    model: nn.Module,
+    places: Sequence[str],
+    seen: _Outputs,
+    start: float | None,
+    arguments: Mapping[str, Any],
+    like: Tensor,
+) -> None:
+    """UsageError for mechanisms whose weights do not fit in memory, before they are made."""
+    with on_meta_device():
+        made = [_made(name, model, place, seen, start, arguments) for place in places]
+    size = sum(p.numel() * max(p.element_size(), like.element_size()) for module in made for p in module.parameters())
+    free = free_memory(like.device)
+    if size > free:
+        raise UsageError(
+            f"{name} {_there(model, places, start is None)} has {gibibytes(size)} of weights, and {gibibytes(free)} of"
+            " memory are free; name fewer or later places, or another mechanism."
+        )
+
+
 def insert(
     model: nn.Module,
     name: str,
@@ -413,6 +441,7 @@ def insert(
     large = get_mechanism(name).family != "scan" and max(_positions(seen.shapes[place]) for place in places) >= _MANY
     before = _cost(model, images, large)
     begin = None if replace else start
+    _check_memory(name, model, places, seen, begin, arguments, like)
     made = {place: _made(name, model, place, seen, begin, arguments) for place in places}
     _forget_compiled()
     layers = {place: model.get_submodule(place) for place in places}
@@ -430,8 +459,7 @@ def insert(
                 model.set_submodule(place, layer)
             else:
                 _detach(model, place)
-        there = f"{'in place of' if replace else 'after'} {', '.join(places)} of {type(model).__name__}"
-        why = first_line(error).rstrip(".")
+        there, why = _there(model, places, replace), first_line(error).rstrip(".")
         raise UsageError(f"{name} does not fit {there}: {why}; name other places, the network is as it was.") from error
     if img_size is not None:
         given["img_size"] = img_size
