@@ -59,22 +59,39 @@ def _plain(value: Any) -> Any:
     return [_plain(entry) for entry in value] if isinstance(value, list | tuple | range) else value
 
 
+def stated_surgery(model: nn.Module) -> list[dict[str, Any]] | None:
+    """The surgeries that the `config` of a network of this library states; None for a network of another one.
+
+    Others keep tables and objects of their own under this name.
+    """
+    config = getattr(model, "config", None)
+    if isinstance(config, dict) and {"model", "args"} <= config.keys() <= {"model", "args", "surgery"}:
+        return config.get("surgery", [])
+    return None
+
+
+def state_surgery(model: nn.Module, entries: Sequence[dict[str, Any]]) -> None:
+    """Let the `config` of a network of this library state these surgeries, in place."""
+    rest = {key: value for key, value in cast("dict[str, Any]", model.config).items() if key != "surgery"}
+    model.config = rest | ({"surgery": [*entries]} if entries else {})  # type: ignore[assignment]
+
+
 def note_surgery(model: nn.Module, name: str, arguments: dict[str, Any]) -> None:
-    """Add a surgery to the `config` of a network, in place; networks without one, such as timm's, stay as they are.
+    """Add a surgery to the `config` of a network, in place; networks of other libraries stay as they are.
 
     Args:
         name: in `SURGERIES`.
         arguments: all except the model; with them the surgery makes the same network from the same source.
     """
-    config = getattr(model, "config", None)
-    if isinstance(config, dict):
+    stated = stated_surgery(model)
+    if stated is not None:
         entry = {"name": name, "args": {key: _plain(value) for key, value in arguments.items()}}
-        model.config = {**config, "surgery": [*config.get("surgery", []), entry]}  # type: ignore[assignment]
+        state_surgery(model, [*stated, entry])
 
 
 def restate_surgery(model: nn.Module, name: str, **arguments: Any) -> None:
     """Change arguments of a surgery in the `config` of a network that was changed further, in place."""
-    for entry in getattr(model, "config", {}).get("surgery", []):
+    for entry in stated_surgery(model) or ():
         if entry["name"] == name:
             entry["args"] |= arguments
 

@@ -23,7 +23,7 @@ from mereo.core.meta_device import on_meta_device
 from mereo.core.modes import gradients_kept, modes_kept, source_of
 from mereo.core.operations import forward_operations
 from mereo.core.shapes import image_size
-from mereo.core.surgery import SURGERIES, note_surgery
+from mereo.core.surgery import SURGERIES, note_surgery, state_surgery, stated_surgery
 from mereo.errors import MereoError, UsageError, check_network, first_line
 from mereo.mechanisms.attention.called import called_by_others, called_by_pytorch, stand_in
 from mereo.mechanisms.attention.dense import MultiHeadAttention
@@ -557,11 +557,8 @@ def remove(model: nn.Module) -> nn.Module:
             del hooks[number]
         if isinstance(held := getattr(module, _HELD_AS, None), nn.ModuleDict) and _is_ours(held):
             delattr(module, _HELD_AS)
-    config = getattr(model, "config", None)
-    if isinstance(config, dict) and "surgery" in config:
-        rest = [e for e in config["surgery"] if e["name"] != "insert" or e["args"].get("replace")]
-        kept = {key: value for key, value in config.items() if key != "surgery"}
-        model.config = kept | ({"surgery": rest} if rest else {})  # type: ignore[assignment]
+    if stated := stated_surgery(model):
+        state_surgery(model, [each for each in stated if each["name"] != "insert" or each["args"].get("replace")])
     return whole
 
 

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from mereo.core import mechanism
 from mereo.core.squash import accumulation_type
-from mereo.core.surgery import surgery
+from mereo.core.surgery import state_surgery, stated_surgery, surgery
 from mereo.errors import UsageError, check_choice, check_count, check_network, check_positive
 
 GAMMAS = ("sigma", "one")
@@ -229,14 +229,12 @@ def fold(model: nn.Module, steps: int = 20) -> nn.Module:
         raise UsageError(f"{type(model).__name__} has no layer of sigma_reparam; there is nothing to fold.")
     for layer in layers:
         _make_plain(layer, steps)
-    config = getattr(copy, "config", None)
-    if isinstance(config, dict):
+    if stated := stated_surgery(copy):
         left = []
-        for each in config.get("surgery", []):
+        for each in stated:
             if each["name"] != "sigma_reparam":
                 left.append(each)
             elif not each["args"]["norms"]:  # they stay away
                 left.append({"name": "remove_norms", "args": {}})
-        rest = {key: value for key, value in config.items() if key != "surgery"}
-        copy.config = {**rest, "surgery": left} if left else rest  # type: ignore[assignment]
+        state_surgery(copy, left)
     return copy
