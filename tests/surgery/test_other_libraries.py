@@ -9,9 +9,11 @@ from torch import Tensor, nn
 
 import mereo
 from mereo.errors import UsageError
+from mereo.mechanisms.attention.sparse.sea import SeaAttention
 from mereo.mechanisms.gate import SqueezeExcite
 from mereo.surgery import linearise
 from mereo.surgery.insert import Inserted, Replaced
+from mereo.surgery.sea import set_top_k
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
 
@@ -266,3 +268,61 @@ def test_attention_with_keys_of_another_width_is_refused():
         mereo.watchable(nn.MultiheadAttention(16, 4, kdim=8, vdim=8))
     with pytest.raises(UsageError, match="without self-attention"):
         mereo.watchable(nn.MultiheadAttention(16, 4, add_bias_kv=True))
+
+
+class Maps(nn.Module):
+    """An encoder as networks for segmentation have one: it lists maps of several sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Sequential(nn.Conv2d(c, 8, 3, 2, 1), nn.ReLU()) for c in (3, 8))
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        first = self.first(images)
+        return [first, self.second(first)]
+
+
+class Segmenter(nn.Module):
+    """A network for masks, with a config of its own that cannot be set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image_size = 32
+        self.encoder = Maps()
+        self.decoder = nn.Sequential(nn.ConvTranspose2d(8, 8, 4, 4), nn.ReLU())
+        self.segmentation_head = nn.Sequential(nn.Conv2d(8, 2, 1))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {"classes": 2}
+
+    def forward(self, images: Tensor) -> Tensor:
+        masks: Tensor = self.segmentation_head(self.decoder(self.encoder(images)[-1]))
+        return masks
+
+
+def test_an_encoder_that_lists_maps_has_stages_and_the_head_of_a_network_is_none(images):
+    model = Segmenter().eval()
+    expected = model(images)
+    done = mereo.insert(model, "squeeze_excite", "stages")
+    assert done.places == ("encoder.first", "encoder.second", "decoder")
+    torch.testing.assert_close(model(images), expected, rtol=0, atol=0)
+    mereo.remove(model)
+    assert model.config == {"classes": 2}
+
+
+def test_convolutional_networks_of_transformers_have_stages_and_blocks():
+    library = pytest.importorskip("transformers")
+    config = library.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 2], layer_type="basic")
+    model = library.ResNetForImageClassification(config)
+    assert mereo.insert(model, "ela", "stages", img_size=32).places == tuple(
+        f"resnet.encoder.stages.{i}" for i in (0, 1)
+    )
+    branches = tuple(f"resnet.encoder.stages.{i}.layers.{j}.layer" for i, j in ((0, 0), (1, 0), (1, 1)))
+    assert mereo.insert(model, "ela", "blocks", img_size=32).places == branches
+
+
+def test_another_number_of_keys_is_not_noted_in_the_config_of_another_library(images):
+    model = mereo.sea(of_transformers("ViTConfig", "ViTForImageClassification"))
+    set_top_k(model, 2.0)
+    assert all(layer.top_k == 2.0 for layer in model.modules() if isinstance(layer, SeaAttention))

@@ -8,7 +8,7 @@ Cost: each mechanism's own, and one pass over what it adds to; `insert` reports 
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import isqrt
@@ -34,10 +34,12 @@ from mereo.runtime.memory import free_memory
 from mereo.runtime.text import gibibytes
 
 _HELD_AS = "inserted"
-_BRANCH_ENDS = ("attn", "self_attention", "mixer", "second", "bn3", "bn2", "conv", "attention", "self_attn")
+_BRANCH_ENDS = ("attn", "self_attention", "mixer", "second", "bn3", "bn2", "conv", "attention", "self_attn", "layer")
 """The last module of the residual branch of known blocks: of transformers, of mereo, and of timm's and torchvision's
 residual blocks, whose batch norms are numbered, of torchvision's inverted bottleneck, and of Hugging Face's blocks."""
 _BLOCKS = ("Block", "Bottleneck", "InvertedResidual")
+_LAYERS = ("BasicLayer", "BottleNeckLayer", "NextLayer", "NextV2Layer")
+"""Ends of names of convolutional blocks of Hugging Face; a stage of Swin is a BasicLayer too, and holds blocks."""
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 """Modules that run or list all of their children."""
 _SIDE, _MOST_PREFIX = 224, 6
@@ -250,8 +252,21 @@ class _Outputs:
         return self.is_map(name) or self.is_tokens(name)
 
 
+def _parts(module: nn.Module, prefix: str, seen: _Outputs) -> Iterator[tuple[str, nn.Module]]:
+    """The children of a module by name; of one that gives no tensor, such as an encoder that lists maps, its own."""
+    for name, child in module.named_children():
+        if f"{prefix}{name}" in seen.shapes or not any(child.children()):
+            yield f"{prefix}{name}", child
+        else:
+            yield from _parts(child, f"{prefix}{name}.", seen)
+
+
+def _is_head(name: str) -> bool:
+    return any(word in name.rpartition(".")[2] for word in ("head", "classifier"))
+
+
 def _stages(model: nn.Module, seen: _Outputs) -> list[str]:
-    """The last module of each stage: as the network states them, or the last part at each resolution."""
+    """The last module of each stage: as the network states them, or the last part at each resolution but the head."""
     info = getattr(model, "feature_info", None)
     info = getattr(info, "info", info)
     stated = [str(row["module"]) for row in info or () if isinstance(row, Mapping) and row.get("module")]
@@ -261,8 +276,9 @@ def _stages(model: nn.Module, seen: _Outputs) -> list[str]:
         return blocks
     container, prefix = model, ""
     while True:
-        children = [(f"{prefix}{name}", child) for name, child in container.named_children()]
+        children = [*_parts(container, prefix, seen)]
         parts = [(name, child) for name, child in children if seen.fits(name) and any(child.children())]
+        parts = [(name, child) for name, child in parts if not _is_head(name)] or parts
         if len(parts) != 1:
             break
         container, prefix = parts[0][1], f"{parts[0][0]}."
@@ -286,7 +302,9 @@ def _blocks(model: nn.Module, seen: _Outputs) -> list[str]:
     blocks: list[str] = []
     for name, module in model.named_modules():
         kind = type(module).__name__
-        is_block = (any(word in kind for word in _BLOCKS) or _holds_attention(module)) and seen.fits(name)
+        named = any(word in kind for word in _BLOCKS) and "Embed" not in kind
+        named |= kind.endswith(_LAYERS) and not hasattr(module, "blocks")
+        is_block = (named or _holds_attention(module)) and seen.fits(name)
         if is_block and not any(name.startswith(f"{outer}.") for outer in blocks):
             blocks.append(name)
     ends = ([f"{name}.{part}" for part in _BRANCH_ENDS if seen.fits(f"{name}.{part}")] for name in blocks)
