@@ -216,3 +216,13 @@ def test_the_effect_of_an_evaluation(digits_like):
 def test_a_network_without_couplings_has_no_effect(digits_like):
     model = mereo.create_model("resnet20", in_chans=1, num_classes=4, img_size=16)
     assert coupling_effect(model, digits_like, collect_answers(model, digits_like)) is None
+
+
+def test_attention_of_other_libraries_is_replaced():
+    layer, tokens = nn.MultiheadAttention(8, 2, batch_first=True).eval(), torch.rand(2, 3, 8)
+    model = nn.ModuleList([layer])
+    assert has_couplings(model)
+    with replace_couplings(model, "uniform"):
+        out = layer(tokens, tokens, tokens)[0]
+    torch.testing.assert_close(out, out[:, :1].expand_as(out))  # every receiver takes the same from all
+    assert (layer(tokens, tokens, tokens)[0] - out).abs().max() > 1e-3

@@ -12,7 +12,9 @@ from typing import Any
 
 from torch import nn
 
+import mereo.mechanisms.attention.borrowed  # noqa: F401  attention of other libraries has couplings too
 from mereo.core import Coupling, intervene
+from mereo.core.observe import observables
 from mereo.core.replacements import seeded, shuffled
 from mereo.data import Images
 from mereo.errors import check_choice
@@ -26,6 +28,11 @@ WAYS = ("uniform", "shuffled")
 BATCH = 64
 """Largest batch: replaced couplings are computed by the plain paths, which store them."""
 Progress = Callable[[int], None]
+
+
+def _couplings(model: nn.Module) -> list[str]:
+    """The names of couplings, those of attention of other libraries among them."""
+    return [name for name, module in observables(model).items() if isinstance(module, Coupling)]
 
 
 def replace_couplings(model: nn.Module, by: str, seed: int = 0) -> AbstractContextManager[None]:
@@ -46,7 +53,7 @@ def replace_couplings(model: nn.Module, by: str, seed: int = 0) -> AbstractConte
     Reference: arXiv:1908.04626, arXiv:1902.10186.
     """
     check_choice("by", by, WAYS)
-    names = [name for name, module in model.named_modules() if isinstance(module, Coupling)]
+    names = _couplings(model)
     if by == "uniform":
         return intervene(model, dict.fromkeys(names, by))
     return intervene(model, {name: partial(shuffled, seeded(f"{seed} {name}")) for name in names})
@@ -93,7 +100,7 @@ class CouplingEffect:
 
 def has_couplings(model: nn.Module) -> bool:
     """Whether a network has couplings."""
-    return any(isinstance(module, Coupling) for module in model.modules())
+    return bool(_couplings(model))
 
 
 def coupling_effect(
