@@ -326,3 +326,53 @@ def test_another_number_of_keys_is_not_noted_in_the_config_of_another_library(im
     model = mereo.sea(of_transformers("ViTConfig", "ViTForImageClassification"))
     set_top_k(model, 2.0)
     assert all(layer.top_k == 2.0 for layer in model.modules() if isinstance(layer, SeaAttention))
+
+
+class Attend(nn.Module):
+    """What a layer gives its queries, keys and values to."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+class OwnAttention(nn.Module):
+    """Attention as a user writes it, with one layer for queries, keys and values."""
+
+    def __init__(self, apart: bool) -> None:
+        super().__init__()
+        self.to_qkv, self.attend = nn.Linear(12, 36), Attend() if apart else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.to_qkv(x).unflatten(-1, (6, 6)).transpose(1, 2).chunk(3, 1)
+        values = self.attend(q, k, v) if self.attend else (q @ k.mT).softmax(-1) @ v
+        return values.transpose(1, 2).flatten(2)
+
+
+class OwnTransformer(nn.Module):
+    """Layers of attention and MLPs that are added in turn, on patches of pixels."""
+
+    def __init__(self, apart: bool) -> None:
+        super().__init__()
+        self.image_size, self.mix = 32, nn.Conv2d(192, 12, 1)
+        self.layers = nn.ModuleList(nn.ModuleList([OwnAttention(apart), nn.Linear(12, 12)]) for _ in range(2))
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.mix(nn.functional.pixel_unshuffle(images, 8)).flatten(2).mT
+        for attention, mlp in self.layers:  # type: ignore[misc]
+            x = x + attention(x)
+            x = x + mlp(x)
+        return x.mean(1)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("where", ["blocks", "attention"])
+def test_attention_that_a_user_wrote_is_found_by_its_source(images, where, apart):
+    model = OwnTransformer(apart).eval()
+    expected = model(images)
+    done = mereo.insert(model, "ela", where)
+    assert done.places == ("layers.0.0", "layers.1.0")
+    torch.testing.assert_close(model(images), expected, rtol=0, atol=0)
+    mereo.remove(model)
+    mereo.insert(model, "talking_heads", where, replace=True, heads=3)
+    assert not torch.allclose(model(images), expected)
+    assert sum(type(each).__name__ == "Replaced" for each in model.modules()) == 2

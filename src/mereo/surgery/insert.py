@@ -6,6 +6,7 @@ that starts at zero is from ReZero, arXiv:2003.04887.
 Cost: each mechanism's own, and one pass over what it adds to; `insert` reports parameters and multiply-adds.
 """
 
+import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from mereo.core.operations import forward_operations
 from mereo.core.shapes import image_size
 from mereo.core.surgery import SURGERIES, note_surgery, state_surgery, stated_surgery
 from mereo.errors import MereoError, UsageError, check_network, first_line
+from mereo.mechanisms.attention.borrowed import borrow
 from mereo.mechanisms.attention.called import called_by_others, called_by_pytorch, stand_in
 from mereo.mechanisms.attention.dense import MultiHeadAttention
 from mereo.mechanisms.attention.hosted import is_host
@@ -157,10 +159,19 @@ class Insertion:
 # --- what a network computes, and where -----------------------------------------------------------------------------
 
 
+def _reads_patches(layer: nn.Conv2d) -> bool:
+    """Whether a convolution reads patches of three colours as channels, or each channel by itself, and so no images."""
+    side = isqrt(layer.in_channels // 3)
+    flat = max(layer.kernel_size) == 1 and side > 1 and layer.in_channels == 3 * side**2
+    return flat or layer.groups == layer.in_channels > 4
+
+
 def stated_shape(model: nn.Module) -> tuple[int, tuple[int, int] | None]:
     """Channels of the images of a network, and their height and width if it states them."""
     listed = getattr(model, "image_shape", None) or (getattr(model, "pretrained_cfg", None) or {}).get("input_size")
     first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    if first is not None and _reads_patches(first):
+        first = None
     channels = first.in_channels if first is not None else listed[0] if listed else 3
     # timm's configurations keep the published size even if a network was made for another one.
     own = getattr(getattr(model, "patch_embed", None), "img_size", None) or getattr(model, "image_size", None)
@@ -298,7 +309,10 @@ def _stages(model: nn.Module, seen: _Outputs) -> list[str]:
 
 
 def _blocks(model: nn.Module, seen: _Outputs) -> list[str]:
-    """The end of the residual branch of each block, before the addition; of a block of unknown kind, its own end."""
+    """The end of the residual branch of each block, before the addition; of a block of unknown kind, its own end.
+
+    Without blocks, as where a module runs attention and MLP of all of them in turn, the layers of attention.
+    """
     blocks: list[str] = []
     for name, module in model.named_modules():
         kind = type(module).__name__
@@ -308,7 +322,7 @@ def _blocks(model: nn.Module, seen: _Outputs) -> list[str]:
         if is_block and not any(name.startswith(f"{outer}.") for outer in blocks):
             blocks.append(name)
     ends = ([f"{name}.{part}" for part in _BRANCH_ENDS if seen.fits(f"{name}.{part}")] for name in blocks)
-    return [own[0] if own else name for name, own in zip(blocks, ends, strict=True)]
+    return [own[0] if own else name for name, own in zip(blocks, ends, strict=True)] or _attention(model, seen)
 
 
 def _holds_attention(module: nn.Module) -> bool:
@@ -318,10 +332,24 @@ def _holds_attention(module: nn.Module) -> bool:
 
 
 def _attention(model: nn.Module, seen: _Outputs) -> list[str]:
-    """Layers of self-attention."""
+    """Layers of self-attention of known kinds; without any, those whose source shows that they are attention."""
     kinds = (nn.MultiheadAttention, MultiHeadAttention, Replaced)
     layers = [(name, each) for name, each in model.named_modules() if name]
-    return [name for name, each in layers if is_host(each) or is_interfaced(each) or isinstance(each, kinds)]
+    known = [name for name, each in layers if is_host(each) or is_interfaced(each) or isinstance(each, kinds)]
+    if known:
+        return known
+    # A part that is given queries, keys and values belongs to the layer around it.
+    found = [name for name, each in layers if borrow(each) is not None]
+    found = [name if _is_layer(model, name, seen) else name.rpartition(".")[0] for name in found]
+    return [name for name in found if _is_layer(model, name, seen)]
+
+
+def _is_layer(model: nn.Module, name: str, seen: _Outputs) -> bool:
+    """Whether a part makes tokens, or a map of the single input that it needs."""
+    if seen.is_tokens(name) or not seen.is_map(name):
+        return seen.is_tokens(name)
+    parameters = inspect.signature(model.get_submodule(name).forward).parameters.values()
+    return sum(each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters) <= 1
 
 
 def _places(model: nn.Module, where: str | Sequence[str], seen: _Outputs) -> list[str]:
