@@ -124,7 +124,7 @@ def test_a_copy_is_trained_saved_and_loaded(name: str, pictures: Data, tmp_path:
 
 def test_what_cannot_be_taken_is_refused_with_a_remedy(pictures: Data) -> None:
     with pytest.raises(UsageError, match=r"gives \(1, 4, \d+, \d+\).*\(batch, classes\)"):
-        mereo.predict(nn.Sequential(nn.Conv2d(3, 4, 3)), pictures[0])
+        mereo.predict(nn.Sequential(nn.Conv2d(3, 4, 8, 8)), pictures[0])
     lacking = Fixed()
     del lacking.pretrained_cfg
     with pytest.raises(UsageError, match=r"\(1, 3, 224, 224\).*pretrained_cfg"):
@@ -150,3 +150,70 @@ def test_a_network_that_states_no_size_is_tried_at_the_usual_ones() -> None:
     assert as_vision_model(network).image_shape == (1, 28, 28)
     with pytest.raises(UsageError, match=r"\(1, 1, 224, 224\).*pretrained_cfg"):
         as_vision_model(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(7, 3)))
+
+
+class TwoHeads(nn.Module):
+    """Scores of the classes of pixels at half the size, added by two layers, beside those of an auxiliary head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 6, 3, 2, 1)
+        self.low_classifier, self.high_classifier = (nn.Conv2d(6, 4, 1, padding=0) for _ in range(2))
+        self.auxiliary_head = nn.Conv2d(6, 4, 1)
+        self.pretrained_cfg = {"input_size": (3, 16, 16), "mean": (0.5,) * 3, "std": (0.25,) * 3}
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        maps = self.first(images).relu()
+        return {"aux": self.auxiliary_head(maps), "out": self.low_classifier(maps) + self.high_classifier(maps)}
+
+
+def of_transformers(kind: str) -> nn.Module:
+    library = pytest.importorskip("transformers")
+    if kind == "segformer":
+        sizes = {"depths": [1] * 4, "hidden_sizes": [8] * 4, "decoder_hidden_size": 8, "num_attention_heads": [1] * 4}
+        made = library.SegformerForSemanticSegmentation(library.SegformerConfig(**sizes, num_labels=4))
+    else:
+        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+        made = library.ViTForImageClassification(library.ViTConfig(**sizes, image_size=16, patch_size=8, num_labels=4))
+    made.pretrained_cfg = {"mean": (0.5,) * 3, "std": (0.25,) * 3}
+    return made.eval()
+
+
+PIXELS = {"two heads": TwoHeads, "segformer": lambda: of_transformers("segformer")}
+HEADS = {"two heads": ("low_classifier", "high_classifier"), "segformer": ("decode_head.classifier",)}
+
+
+@pytest.mark.parametrize("name", PIXELS)
+def test_a_network_that_scores_pixels_is_trained_on_masks(name: str, pictures: Data, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = PIXELS[name]().eval()
+    images = np.repeat(np.repeat(pictures[0], 2, 1), 2, 2)  # 32 x 32
+    masks = (images[..., 0] > 90).astype(np.uint8)
+    model = as_vision_model(network, (32, 32))
+    assert model.output_kind == "maps" and model.classifier_parts == tuple(f"network.{each}" for each in HEADS[name])
+    answers = network(torch.rand(1, 3, 32, 32))
+    assert (answers["out"] if name == "two heads" else answers.logits).shape[:2] == (1, 4)
+    run = mereo.train(model=network, data=(images, masks), epochs=1, output=tmp_path, quiet=True, resume=False)
+    trained = run.model.network  # type: ignore[attr-defined]
+    assert [trained.get_submodule(each).out_channels for each in HEADS[name]] == [2] * len(HEADS[name])
+    assert [network.get_submodule(each).out_channels for each in HEADS[name]] == [4] * len(HEADS[name])
+    loaded, pixels = mereo.load(run.folder.path, network=network), torch.rand(2, 3, *run.model.image_shape[1:])
+    assert torch.equal(loaded.eval()(pixels), run.model.eval()(pixels))
+    assert loaded(pixels).shape == (2, 2, *pixels.shape[2:])
+    assert len(mereo.predict(loaded, images[:2])) == 2
+    assert mereo.explain(loaded, images[:1])[0].kind == "areas"
+
+
+def test_a_classifier_of_transformers_is_trained_and_states_its_classes(pictures: Data, tmp_path: Path) -> None:
+    network = of_transformers("vit")
+    network.config.id2label = {0: "ape", 1: "bee", 2: "cow", 3: "dog"}
+    images = torch.rand(2, 3, 16, 16)
+    model = as_vision_model(network)
+    assert model.class_names == ("ape", "bee", "cow", "dog")
+    assert torch.equal(model(images), network(images).logits)
+    run = mereo.train(model=network, data=pictures, epochs=1, output=tmp_path, quiet=True)
+    trained = run.model.network  # type: ignore[attr-defined]
+    assert (trained.config.num_labels, network.config.num_labels) == (2, 4)
+    trained.save_pretrained(tmp_path / "theirs")
+    back = type(network).from_pretrained(tmp_path / "theirs").eval()
+    torch.testing.assert_close(back(images).logits, run.model.eval()(images))

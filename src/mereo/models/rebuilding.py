@@ -69,13 +69,16 @@ def _kind(module: nn.Module) -> str:
     return "batch normalisation" if isinstance(module, _BatchNorm) else f"{own.__module__}.{own.__qualname__}"
 
 
+_OBSERVERS = ("mereo.", "torch.", "transformers.utils.output_capturing.")
+
+
 def _own_hooks(module: nn.Module) -> list[str]:
-    """Forward hooks of a module that neither mereo nor PyTorch registered; the others only keep state or observe."""
+    """Forward hooks of a module, except those of mereo, PyTorch and transformers that only keep state or observe."""
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
     named = [
         (getattr(hook, "__module__", ""), getattr(hook, "__qualname__", type(hook).__qualname__)) for hook in hooks
     ]
-    return [name for where, name in named if not f"{where}.".startswith(("mereo.", "torch."))]
+    return [name for where, name in named if not f"{where}.".startswith(_OBSERVERS)]
 
 
 def changes(model: nn.Module, expected: nn.Module, state: Mapping[str, Tensor] | None = None) -> list[str]:

@@ -4,13 +4,14 @@ Each is a row of the catalogue named "own:CLASS" as long as the network exists, 
 weights treat it like any other.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, ClassVar
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mereo.core.modes import modes_kept
 from mereo.core.shapes import image_size
@@ -25,6 +26,8 @@ SIDE = 224
 """Height and width of images for a network that states none."""
 OTHER_SIDES = (32, 64, 28, 96, 128, 256, 384)
 """Sides that are tried where a network does not run at `SIDE`, such as one with a linear layer over all places."""
+_COARSEST = 4
+"""Pixels from one score of a map to the next at most; coarser maps are features."""
 _REMEDY = "set its pretrained_cfg, such as {'input_size': (3, 64, 64), 'mean': (0.5,) * 3, 'std': (0.25,) * 3}"
 
 
@@ -39,7 +42,7 @@ def copy_of(network: nn.Module) -> nn.Module:
 
 
 class OwnNetwork(PlainNetwork):
-    """Classify images with a copy of a network that was given.
+    """Classify images, or their pixels, with a copy of a network that was given.
 
     A subclass for each network is made by `register_own`.
 
@@ -47,7 +50,8 @@ class OwnNetwork(PlainNetwork):
         num_classes: another number than the network has renews its last layer.
         in_chans, img_size: of the images, as the network takes them.
 
-    Shapes: images (batch, in_chans, height, width) -> scores (batch, num_classes).
+    Shapes: images (batch, in_chans, height, width) -> scores (batch, num_classes), or with `output_kind` "maps"
+        (batch, num_classes, height, width), to which coarser ones are interpolated.
 
     Attributes:
         network: the network.
@@ -82,8 +86,13 @@ class OwnNetwork(PlainNetwork):
 
     def forward(self, images: Tensor) -> Tensor:
         self.check_images(images)
-        outputs = self.network(images)
-        return outputs[0] if isinstance(outputs, tuple) else outputs
+        return self._in_full(_answer(self.network(images)), images)
+
+    def _in_full(self, scores: Tensor, images: Tensor) -> Tensor:
+        size = images.shape[-2:]
+        if self.output_kind != "maps" or scores.shape[-2:] == size:
+            return scores
+        return F.interpolate(scores, size, mode="bilinear", align_corners=False)
 
     def forward_features(self, images: Tensor) -> Tensor:
         """What enters the classifier."""
@@ -97,19 +106,21 @@ class OwnNetwork(PlainNetwork):
         return entered[-1]
 
     def forward_head(self, features: Any, pre_logits: bool = False) -> Tensor:
-        return features.flatten(1) if pre_logits else self.get_classifier()(features)
+        if not pre_logits:
+            return self.get_classifier()(features)
+        return features.mean((2, 3)) if self.output_kind == "maps" else features.flatten(1)
 
     def _renew_classifier(self) -> None:
-        name, old = self.classifier.removeprefix("network."), self.get_classifier()
+        names = [name.removeprefix("network.") for name in self.classifier_parts]
         if hasattr(self.network, "reset_classifier"):
             self.network.reset_classifier(self.num_classes)
-        elif isinstance(old, nn.Linear) and old.out_features == self.outputs and self.num_classes:
-            new = nn.Linear(old.in_features, self.num_classes, bias=old.bias is not None)
-            put(self.network, name, new.to(old.weight.device, old.weight.dtype))
+        elif self.num_classes and all(_makes(self.network.get_submodule(name), self.outputs) for name in names):
+            _renew(self.network, names, self.num_classes)
         else:
+            old = self.network.get_submodule(names[-1])
             raise UsageError(
                 f"num_classes is {self.num_classes}, and the {self.network_name} that was given has {self.outputs} by a"
-                f" {type(old).__name__} {name!r}; give a network with {self.num_classes}."
+                f" {type(old).__name__} {names[-1]!r}; give a network with {self.num_classes}."
             )
 
     @classmethod
@@ -130,17 +141,55 @@ def _width(classifier: nn.Module) -> int:
     return int(next((getattr(classifier, name) for name in named if hasattr(classifier, name)), 0))
 
 
-def _classifier(network: nn.Module, outputs: int) -> str:
-    """The name of the last layer with one output for each class; without one, of the last layer with weights."""
+def _makes(layer: nn.Module, outputs: int) -> bool:
+    """Whether a layer has so many outputs, and can be made again with others."""
+    if isinstance(layer, nn.Linear):
+        return layer.out_features == outputs
+    return isinstance(layer, nn.Conv2d) and layer.out_channels == outputs and layer.groups == 1
+
+
+def _renew(network: nn.Module, names: Sequence[str], outputs: int) -> None:
+    """Give layers of a network another number of outputs, in place; its `config` of transformers then states it."""
+    for name in names:
+        old: Any = network.get_submodule(name)
+        like = {"bias": old.bias is not None, "device": old.weight.device, "dtype": old.weight.dtype}
+        if isinstance(old, nn.Linear):
+            put(network, name, nn.Linear(old.in_features, outputs, **like))
+        else:
+            like |= {each: getattr(old, each) for each in ("stride", "padding", "dilation", "padding_mode")}
+            put(network, name, nn.Conv2d(old.in_channels, outputs, old.kernel_size, **like))
+    config: Any = getattr(network, "config", None)
+    if hasattr(config, "num_labels"):
+        config.num_labels = outputs
+
+
+def _classifiers(network: nn.Module, outputs: int, shape: tuple[int, int, int]) -> tuple[str, ...]:
+    """The names of the layers with one output for each class that decide how many classes there are.
+
+    It is the last such layer, except in auxiliary heads, or all of them whose names say so where their scores are
+    added; without any, the last layer with weights.
+    """
     stated: Any = getattr(network, "pretrained_cfg", None)
     if isinstance(stated, Mapping) and isinstance(stated.get("classifier"), str):
-        return str(stated["classifier"])
-    layers = {
-        name: each for name, each in network.named_modules() if next(each.parameters(recurse=False), None) is not None
-    }
-    sizes = ("out_features", "out_channels")
-    fitting = [name for name, each in layers.items() if outputs in (getattr(each, size, None) for size in sizes)]
-    return (fitting or list(layers))[-1]
+        return (str(stated["classifier"]),)
+    layers = [name for name, each in network.named_modules() if next(each.parameters(recurse=False), None) is not None]
+    fitting = [name for name in layers if _makes(network.get_submodule(name), outputs)]
+    fitting = [name for name in fitting if not name.startswith("aux")] or fitting
+    last, every = fitting[-1:] or layers[-1:], [name for name in fitting if "classifier" in name or "head" in name]
+    if last != every and len(every) > 1 and not _decide(network, last, outputs + 1, shape):
+        return tuple(every if _decide(network, every, outputs + 1, shape) else last)
+    return tuple(last)
+
+
+def _decide(network: nn.Module, names: Sequence[str], outputs: int, shape: tuple[int, int, int]) -> bool:
+    """Whether a network has so many outputs once these layers have."""
+    with torch.device("meta"):
+        trial = copy_of(network)
+        _renew(trial, names, outputs)
+    try:
+        return bool(_outputs(trial, shape).shape[1] == outputs)
+    except Exception:  # a network of one's own may raise anything
+        return False
 
 
 def _stated(network: nn.Module) -> dict[str, Any]:
@@ -153,11 +202,17 @@ def _stated(network: nn.Module) -> dict[str, Any]:
     return {**IMAGENET, "interpolation": "bilinear", "crop_pct": 0.875}
 
 
+def _answer(outputs: Any) -> Any:
+    """What a network answers: the first of several; of a table "logits", as in transformers, or torchvision's "out"."""
+    if isinstance(outputs, Mapping):
+        outputs = next((outputs[name] for name in ("logits", "out") if name in outputs), outputs)
+    return outputs[0] if isinstance(outputs, tuple) else outputs
+
+
 def _outputs(network: nn.Module, shape: tuple[int, int, int]) -> Any:
     """What a network gives for one image without values."""
     with torch.device("meta"), torch.no_grad():
-        outputs = copy_of(network).eval()(torch.empty(1, *shape))
-    return outputs[0] if isinstance(outputs, tuple) else outputs
+        return _answer(copy_of(network).eval()(torch.empty(1, *shape)))
 
 
 def _size_found(network: nn.Module, channels: int) -> tuple[int, int]:
@@ -171,8 +226,8 @@ def _size_found(network: nn.Module, channels: int) -> tuple[int, int]:
     return SIDE, SIDE
 
 
-def _count_outputs(network: nn.Module, shape: tuple[int, int, int]) -> int:
-    """The number of scores; UsageError for a network that gives something else, or does not run."""
+def _kind_of_outputs(network: nn.Module, shape: tuple[int, int, int]) -> tuple[str, int]:
+    """The kind of outputs and the number of classes; UsageError for other outputs, or a network that does not run."""
     name = type(network).__name__
     try:
         try:
@@ -180,17 +235,21 @@ def _count_outputs(network: nn.Module, shape: tuple[int, int, int]) -> int:
         except (NotImplementedError, RuntimeError):  # a layer that reads values cannot run without them
             like = next(network.parameters())
             with modes_kept(network), torch.no_grad():
-                outputs = network.eval()(torch.zeros(1, *shape, device=like.device, dtype=like.dtype))
+                outputs = _answer(network.eval()(torch.zeros(1, *shape, device=like.device, dtype=like.dtype)))
     except Exception as error:
         raise UsageError(
             f"model is a {name}, which does not run on images (batch, channels, height, width) of {(1, *shape)}"
             f" ({type(error).__name__}: {cut(first_line(error), 200)}); {_REMEDY}."
         ) from error
-    outputs = outputs[0] if isinstance(outputs, tuple) else outputs
-    if not isinstance(outputs, Tensor) or outputs.dim() != 2:
-        found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise UsageError(f"model is a {name}, which gives {found}; it must give scores (batch, classes).")
-    return outputs.shape[1]
+    sizes = tuple(outputs.shape) if isinstance(outputs, Tensor) else ()
+    if len(sizes) == 2:
+        return "scores", sizes[1]
+    if len(sizes) == 4 and all(_COARSEST * of_map >= side for of_map, side in zip(sizes[2:], shape[1:], strict=True)):
+        return "maps", sizes[1]
+    raise UsageError(
+        f"model is a {name}, which gives {sizes or type(outputs).__name__}; it must give scores (batch, classes), or of"
+        f" pixels (batch, classes, height, width) with at most {_COARSEST} pixels from one to the next."
+    )
 
 
 def _takes_one_size(network: nn.Module, shape: tuple[int, int, int]) -> bool:
@@ -226,7 +285,8 @@ def register_own(network: nn.Module, size: tuple[int, int] | None = None, name: 
     """The row of the catalogue of a network that was given.
 
     Args:
-        network: gives scores (batch, classes) for images (batch, channels, height, width).
+        network: gives scores (batch, classes), or (batch, classes, height, width), for images (batch, channels,
+            height, width).
         size: height and width of the images, unless the network states them.
         name: in the catalogue; the name of the class by default.
     """
@@ -235,8 +295,8 @@ def register_own(network: nn.Module, size: tuple[int, int] | None = None, name: 
     stated, name = _stated(network), name or _free_name(network)
     channels, own_size = stated_shape(network)
     shape = (channels, *(own_size or size or _size_found(network, channels)))
-    outputs = _count_outputs(network, shape)
-    classifier = f"network.{_classifier(network, outputs)}"
+    kind, outputs = _kind_of_outputs(network, shape)
+    classifiers = tuple(f"network.{each}" for each in _classifiers(network, outputs, shape))
     first = next((each for each, module in network.named_modules() if isinstance(module, nn.Conv2d)), "")
     module = type(
         f"Own{type(network).__name__}",
@@ -245,7 +305,7 @@ def register_own(network: nn.Module, size: tuple[int, int] | None = None, name: 
             "__module__": OwnNetwork.__module__, "__doc__": OwnNetwork.__doc__, "network_name": name,
             "original": ref(network), "made_for": shape, "outputs": outputs, "first_conv": f"network.{first}",
             "usual_rate": usual_rate(network), "fixed_input_size": _takes_one_size(network, shape),
-            "classifier": classifier, "classifier_parts": (classifier,),
+            "classifier": classifiers[-1], "classifier_parts": classifiers, "output_kind": kind,
         },
     )  # fmt: skip
     parameters = sum(parameter.numel() for parameter in network.parameters())
@@ -276,6 +336,7 @@ def as_vision_model(network: nn.Module, size: tuple[int, int] | None = None) -> 
     assert isinstance(model, OwnNetwork)
     model.network = network
     model.training = network.training
-    names: Any = getattr(network, "class_names", ())
+    names: Any = getattr(network, "class_names", ()) or getattr(getattr(network, "config", None), "id2label", {})
+    names = [*names.values()] if isinstance(names, Mapping) else names
     model.class_names = tuple(map(str, names)) if len(names) == model.num_classes else ()
     return model
