@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mereo.core.coupling import Coupling
 from mereo.core.kernels.transforms import transformed
 from mereo.core.observe import Call, Observable, Observer, observables
-from mereo.core.replacements import OF_SIGNALS, WORDS, replacement
+from mereo.core.replacements import OF_SIGNALS, WORDS, replacement, stays_in_tiles
 from mereo.errors import UsageError, check_choice, type_of, unknown
 
 Change = Callable[..., Tensor]
@@ -174,7 +174,8 @@ class _Changer(_Watcher):
     def _apply_placed(self, change: Change | None, value: Tensor, call: Call, what: str) -> Tensor:
         """Couplings inside exclusive tiles are changed as they are recorded: over the whole image."""
         tiles = call.tiles
-        if change is None or tiles is None or not tiles.exclusive or not tiles.dense(value):
+        whole = tiles is not None and tiles.exclusive and tiles.dense(value)
+        if change is None or tiles is None or not whole or stays_in_tiles(change, call):
             return self._apply(change, value, call, what)
         return tiles.pick(self._apply(change, tiles.place(value), call, what), value)
 

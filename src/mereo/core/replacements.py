@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mereo.core.observe import Call
-from mereo.core.topology import Tiles
+from mereo.core.topology import KeyLists, Tiles
 from mereo.errors import UsageError
 
 Replacement = Callable[[Tensor, Call], Tensor]
@@ -24,17 +24,18 @@ def seeded(text: str) -> torch.Generator:
     return torch.Generator().manual_seed(zlib.crc32(text.encode()))
 
 
-def _taking_part(call: Call) -> tuple[Tensor | None, bool]:
+def _taking_part(call: Call, in_tiles: bool = False) -> tuple[Tensor | None, bool]:
     """The mask of pairs, bool (broadcastable to the couplings that `intervene` passes), or None if all pairs take part;
-    and whether the couplings are inside tiles."""
+    and whether the couplings are inside tiles, where they stay if `in_tiles`."""
     made, tiles = call.couplings, call.tiles
     assert made is not None
     if tiles is None:
         return call.mask, False
-    ones = torch.ones_like(made) if call.mask is None else call.mask.expand_as(made).to(made.dtype)
-    if tiles.exclusive and tiles.dense(made):
+    if not in_tiles and tiles.exclusive and tiles.dense(made):
+        ones = torch.ones_like(made) if call.mask is None else call.mask.expand_as(made).to(made.dtype)
         return tiles.place(ones) > 0, False
-    return _unpadded(tiles, made) & (ones > 0), True
+    there = tiles.there(made)
+    return there if call.mask is None else there & call.mask, True
 
 
 def _numbers(tiles: Tiles, numbers: Tensor, made: Tensor) -> Tensor:
@@ -45,19 +46,20 @@ def _numbers(tiles: Tiles, numbers: Tensor, made: Tensor) -> Tensor:
     return numbers.expand(batch, -1, -1, -1).transpose(1, 2).flatten(0, 1)
 
 
-def _unpadded(tiles: Tiles, made: Tensor) -> Tensor:
-    receivers, senders = (_numbers(tiles, each, made) >= 0 for each in (tiles.receivers, tiles.senders))
-    return receivers.unsqueeze(-1) & senders.unsqueeze(-2)
-
-
 def _axes(call: Call) -> tuple[int, ...]:
     """The axes over which couplings are normalised; the senders' axis if they are not."""
     return {"receivers": (-2,), "both": (-2, -1)}.get(call.over, (-1,))
 
 
+def stays_in_tiles(change: object, call: Call) -> bool:
+    """Whether a replacement makes the same of couplings inside tiles as of those of the whole image."""
+    by_place = isinstance(call.tiles, KeyLists) and call.over == "receivers"
+    return change is uniform and call.over != "both" and not by_place
+
+
 def uniform(couplings: Tensor, call: Call) -> Tensor:
     """The mean of the couplings along the axis that is normalised, over the pairs that take part."""
-    part, tiled = _taking_part(call)
+    part, tiled = _taking_part(call, stays_in_tiles(uniform, call))
     axes = _axes(call)
     wide = couplings.float() if couplings.dtype in (torch.float16, torch.bfloat16) else couplings
     if part is None:

@@ -227,12 +227,18 @@ class Tiles(Topology):
         Shapes: couplings (batch, heads, receivers, senders), padding (batch * tiles, heads, r, s) -> as padding.
         """
         batch, heads = couplings.shape[:2]
-        numbers = self._numbers_for(batch, couplings.device)
+        numbers, there = self._numbers_for(batch, couplings.device), self.there(padding)
         flat = torch.cat((couplings.flatten(2), couplings.new_zeros(batch, heads, 1)), 2)
         picked = flat.gather(2, numbers.flatten(2).expand(batch, heads, -1))
         picked = picked.unflatten(2, numbers.shape[2:]).transpose(1, 2).flatten(0, 1)
-        outside = (numbers == self.num_receivers * self.num_senders).expand(batch, -1, -1, -1, -1).transpose(1, 2)
-        return torch.where(outside.flatten(0, 1), padding, picked)
+        return torch.where(there, picked, padding)
+
+    def there(self, couplings: Tensor) -> Tensor:
+        """Which pairs exist, bool, broadcastable to couplings (batch * tiles, heads, r, s)."""
+        batch = couplings.shape[0] // self.count
+        numbers = self._numbers_for(batch, couplings.device)
+        there = numbers < self.num_receivers * self.num_senders
+        return there.expand(batch, -1, -1, -1, -1).transpose(1, 2).flatten(0, 1)
 
 
 @kept(64)

@@ -49,6 +49,9 @@ class KeyLists(Tiles):
         whole = couplings.new_zeros(*size[:3], self.num_senders + 1)
         return whole.scatter_add(3, index.where(index >= 0, self.num_senders), couplings)[..., :-1]
 
+    def there(self, couplings: Tensor) -> Tensor:
+        return (self.senders >= 0).to(couplings.device)
+
     def pick(self, couplings: Tensor, padding: Tensor) -> Tensor:
         """The inverse of `place`: (batch, heads, receivers, senders) -> as padding, which stays where no sender is."""
         index = self.senders.to(couplings.device).expand_as(padding)
