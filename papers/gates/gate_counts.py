@@ -19,7 +19,7 @@ from mereo.mechanisms.gate import (
     PolarizedSelfAttention,
     SqueezeExcite,
 )
-from mereo.surgery.insert import Inserted
+from mereo.surgery.inserted import Inserted
 from papers.common.settings import Settings
 
 ELA_CHANNELS = {

@@ -15,7 +15,7 @@ import ddp_steps
 import mereo
 from mereo.core.operations import forward_operations
 from mereo.errors import UsageError
-from mereo.surgery.insert import Inserted
+from mereo.surgery.inserted import Inserted
 from processes import in_processes, needs_gloo
 
 SIZE = 32
@@ -175,7 +175,7 @@ def test_counts_by_hand() -> None:
 
 def test_weights_beyond_the_memory_are_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     model = timm.create_model("resnet18", num_classes=4)
-    monkeypatch.setattr(sys.modules[Inserted.__module__], "free_memory", lambda device: 2**20)
+    monkeypatch.setattr(sys.modules["mereo.surgery.insert"], "free_memory", lambda device: 2**20)
     names = [*model.state_dict()]
     # 16 senders and as many receivers of 128 channels, in float32.
     with pytest.raises(UsageError, match=r"dynamic after layer2 of ResNet has 16 MiB of weights, and 1 MiB of memory"):
@@ -227,7 +227,7 @@ def test_a_network_of_transformers_states_its_image_size() -> None:
 def test_operations_of_many_tokens_are_counted_by_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     done = []
     for most in (10**9, 1):
-        monkeypatch.setattr(sys.modules[Inserted.__module__], "_MANY", most)
+        monkeypatch.setattr(sys.modules["mereo.surgery.insert"], "_MANY", most)
         model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=1, embed_dim=24)
         done.append(mereo.insert(model, "tensor_attention", "attention", img_size=32))
     assert done[0] == done[1]

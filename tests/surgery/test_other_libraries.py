@@ -12,7 +12,7 @@ from mereo.errors import UsageError
 from mereo.mechanisms.attention.sparse.sea import SeaAttention
 from mereo.mechanisms.gate import SqueezeExcite
 from mereo.surgery import linearise
-from mereo.surgery.insert import Inserted, Replaced
+from mereo.surgery.inserted import Inserted, Replaced
 from mereo.surgery.sea import set_top_k
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}

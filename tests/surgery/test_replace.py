@@ -10,7 +10,7 @@ from torchvision.models import VisionTransformer
 
 import mereo
 from mereo.errors import UsageError
-from mereo.surgery.insert import Replaced
+from mereo.surgery.inserted import Replaced
 
 FITTING = sorted({name for kind in ("tokens", "maps", "qkv") for name in mereo.list_mechanisms(interface=kind)})
 

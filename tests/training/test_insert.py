@@ -8,7 +8,8 @@ import torch
 import mereo
 from mereo.errors import UsageError
 from mereo.measure.conclusions import beside_first
-from mereo.surgery.insert import Inserted, describe_inserted
+from mereo.surgery.insert import describe_inserted
+from mereo.surgery.inserted import Inserted
 from mereo.training.compare import make_study
 from mereo.training.config import TrainConfig
 from mereo.training.option_values import parse_insertion

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mereo.core.surgery import surgery
 from mereo.errors import UsageError, check_count
 from mereo.mechanisms.mixer.token_aware_pooling import TokenAwarePooling
-from mereo.surgery.insert import image_shape_of, patches_of, run_once
+from mereo.surgery.places import image_shape_of, patches_of, run_once
 
 NORM, POOL = "norm1", "token_pool"
 

@@ -20,7 +20,7 @@ from mereo.escape import cut
 from mereo.models.plain.entry import PlainEntry, usual_rate
 from mereo.models.plain.network import PlainNetwork, put, stages
 from mereo.models.registry import IMAGENET, OWN, outline
-from mereo.surgery.insert import stated_shape
+from mereo.surgery.places import stated_shape
 
 SIDE = 224
 """Height and width of images for a network that states none."""
