@@ -191,6 +191,9 @@ def test_a_network_that_scores_pixels_is_trained_on_masks(name: str, pictures: D
     masks = (images[..., 0] > 90).astype(np.uint8)
     model = as_vision_model(network, (32, 32))
     assert model.output_kind == "maps" and model.classifier_parts == tuple(f"network.{each}" for each in HEADS[name])
+    if name == "two heads":
+        with pytest.raises(UsageError, match="adds the scores of 2 heads"):
+            model.forward_head(model.forward_features(torch.rand(1, 3, 32, 32)))
     answers = network(torch.rand(1, 3, 32, 32))
     assert (answers["out"] if name == "two heads" else answers.logits).shape[:2] == (1, 4)
     run = mereo.train(model=network, data=(images, masks), epochs=1, output=tmp_path, quiet=True, resume=False)

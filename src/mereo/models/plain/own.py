@@ -106,6 +106,11 @@ class OwnNetwork(PlainNetwork):
         return entered[-1]
 
     def forward_head(self, features: Any, pre_logits: bool = False) -> Tensor:
+        if not pre_logits and len(self.classifier_parts) > 1:
+            raise UsageError(
+                f"the {self.network_name} that was given adds the scores of {len(self.classifier_parts)} heads, which"
+                " read features of their own; call the network itself."
+            )
         if not pre_logits:
             return self.get_classifier()(features)
         return features.mean((2, 3)) if self.output_kind == "maps" else features.flatten(1)
