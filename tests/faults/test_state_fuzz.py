@@ -70,6 +70,33 @@ def test_a_whole_state_goes_on(whole):
     go_on(changed(whole, lambda tensors, metadata: None))
 
 
+def test_a_part_that_is_not_used_has_no_state_and_goes_on(tmp_path):
+    path, images = tmp_path / "state.safetensors", torch.rand(2, 1, 16, 16)
+    made = [make()[:2] for _ in range(2)]
+
+    def step(objective, optimizer, seed):
+        torch.manual_seed(seed)
+        objective(Batch(images, torch.tensor([0, 1]), images))[0].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for objective, optimizer in made:
+        objective.model.register_parameter("unused", torch.nn.Parameter(torch.ones(2)))
+        optimizer.add_param_group({"params": [objective.model.unused]})
+    step(*made[0], 1)
+    save_state(path, *made[0], None, PROGRESS)
+    load_state(path, *made[1], None)
+    for each in made:
+        step(*each, 2)
+    (first, _), (second, _) = made
+    torch.testing.assert_close(second.model.state_dict(), first.model.state_dict(), rtol=0, atol=0)
+    tensors, metadata = load_tensors(path)
+    metadata["optimizer"]["without"].clear()
+    path.write_bytes(save(tensors, {"mereo": json.dumps(metadata)}))
+    with pytest.raises(UsageError, match=r"state of the optimiser for model\.unused is missing"):
+        load_state(path, *made[1], None)
+
+
 def pop(name):
     return lambda tensors, metadata: tensors.pop(name)
 

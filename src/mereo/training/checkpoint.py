@@ -28,6 +28,7 @@ from mereo.training.report import COLUMNS
 from mereo.training.schedule import CLOCK
 
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+_SOME = StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
@@ -63,20 +64,26 @@ def flatten_optimizer(
                 tensors[f"{parameter}/{key}"] = value
             elif value is not None:
                 plain["values"][f"{parameter}/{key}"] = value
+    # Parameters that got no gradient so far, such as those of parts that are not used, have none.
+    named = [name for group in plain["groups"] for name in group["params"]]
+    plain["without"] = [name for name in named if name not in state.get("state", {})]
     return tensors, plain
 
 
 def restore_optimizer(
     objective: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], plain: dict[str, Any]
 ) -> None:
-    """Restore the state that `flatten_optimizer` returned."""
+    """Restore the state that `flatten_optimizer` returned; ValueError if that of a parameter is missing."""
     state: dict[str, dict[str, Any]] = {}
     for name, value in {**tensors, **plain["values"]}.items():
         parameter, _, key = name.rpartition("/")
         state.setdefault(parameter, {})[key] = value
     groups = [{k: tuple(v) if k == "betas" else v for k, v in group.items()} for group in plain["groups"]]
+    known = {*state, *plain.get("without", ())}
+    if missing := [name for group in groups for name in group["params"] if name not in known]:
+        raise ValueError(f"the state of the optimiser for {missing[0]} is missing")
     whole: dict[str, Any] = {"state": state, "param_groups": groups}
-    set_optimizer_state_dict(objective, optimizer, whole, options=_FULL)
+    set_optimizer_state_dict(objective, optimizer, whole, options=_SOME)
 
 
 def save_state(
