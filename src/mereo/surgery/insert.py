@@ -150,6 +150,7 @@ def insert(
         start: of the gains; 1 uses a gate as it is.
         replace: put it in place of each of these instead, which must give maps or tokens of the shape that they take.
             The layer that was there is not kept; the mechanism keeps its weights if it is made for that, such as MoH.
+            In the place of `torch.nn.MultiheadAttention` it returns (tokens, None): see couplings by `mereo.record`.
         img_size: of the image on which shapes are found out; by default what the network states, or 224.
         arguments: of the mechanism's constructor that the place does not fill in; `heads` sets its heads.
 
