@@ -158,7 +158,7 @@ class TwoHeads(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Conv2d(3, 6, 3, 2, 1)
-        self.low_classifier, self.high_classifier = (nn.Conv2d(6, 4, 1, padding=0) for _ in range(2))
+        self.low_classifier, self.high_classifier = (nn.Conv2d(6, 4, 1) for _ in range(2))
         self.auxiliary_head = nn.Conv2d(6, 4, 1)
         self.pretrained_cfg = {"input_size": (3, 16, 16), "mean": (0.5,) * 3, "std": (0.25,) * 3}
 
@@ -196,7 +196,7 @@ def test_a_network_that_scores_pixels_is_trained_on_masks(name: str, pictures: D
             model.forward_head(model.forward_features(torch.rand(1, 3, 32, 32)))
     answers = network(torch.rand(1, 3, 32, 32))
     assert (answers["out"] if name == "two heads" else answers.logits).shape[:2] == (1, 4)
-    run = mereo.train(model=network, data=(images, masks), epochs=1, output=tmp_path, quiet=True, resume=False)
+    run = mereo.train(model=network, data=(images, masks), epochs=1, output=tmp_path, quiet=True)
     trained = run.model.network  # type: ignore[attr-defined]
     assert [trained.get_submodule(each).out_channels for each in HEADS[name]] == [2] * len(HEADS[name])
     assert [network.get_submodule(each).out_channels for each in HEADS[name]] == [4] * len(HEADS[name])
@@ -205,6 +205,19 @@ def test_a_network_that_scores_pixels_is_trained_on_masks(name: str, pictures: D
     assert loaded(pixels).shape == (2, 2, *pixels.shape[2:])
     assert len(mereo.predict(loaded, images[:2])) == 2
     assert mereo.explain(loaded, images[:1])[0].kind == "areas"
+
+
+class Mixed(Fixed):
+    """A network whose last layer with an output for each class is not what makes the scores."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        scores: Tensor = super().forward(images)
+        return scores[:, :1].expand(-1, 5)
+
+
+def test_a_network_that_keeps_its_number_of_classes_is_refused(pictures: Data) -> None:
+    with pytest.raises(UsageError, match=r"num_classes is 2, and the Mixed .* has 5 by a Linear 'last'"):
+        mereo.train(model=Mixed(), data=pictures, epochs=1, quiet=True)
 
 
 def test_a_classifier_of_transformers_is_trained_and_states_its_classes(pictures: Data, tmp_path: Path) -> None:

@@ -119,14 +119,16 @@ class OwnNetwork(PlainNetwork):
         names = [name.removeprefix("network.") for name in self.classifier_parts]
         if hasattr(self.network, "reset_classifier"):
             self.network.reset_classifier(self.num_classes)
-        elif self.num_classes and all(_makes(self.network.get_submodule(name), self.outputs) for name in names):
+            return
+        old = [self.network.get_submodule(name) for name in names]
+        if self.num_classes and all(_makes(each, self.outputs) for each in old):
             _renew(self.network, names, self.num_classes)
-        else:
-            old = self.network.get_submodule(names[-1])
-            raise UsageError(
-                f"num_classes is {self.num_classes}, and the {self.network_name} that was given has {self.outputs} by a"
-                f" {type(old).__name__} {names[-1]!r}; give a network with {self.num_classes}."
-            )
+            if _count_without_values(self.network, self.image_shape) in (self.num_classes, None):
+                return
+        raise UsageError(
+            f"num_classes is {self.num_classes}, and the {self.network_name} that was given has {self.outputs} by a"
+            f" {type(old[-1]).__name__} {names[-1]!r}; give a network with {self.num_classes}."
+        )
 
     @classmethod
     def published_loader(cls, weights: str) -> Any:
@@ -186,15 +188,20 @@ def _classifiers(network: nn.Module, outputs: int, shape: tuple[int, int, int]) 
     return tuple(last)
 
 
+def _count_without_values(network: nn.Module, shape: tuple[int, int, int]) -> int | None:
+    """The number of classes; None for a network that does not run without values."""
+    try:
+        return int(_outputs(network, shape).shape[1])
+    except Exception:  # a network of one's own may raise anything
+        return None
+
+
 def _decide(network: nn.Module, names: Sequence[str], outputs: int, shape: tuple[int, int, int]) -> bool:
     """Whether a network has so many outputs once these layers have."""
     with torch.device("meta"):
         trial = copy_of(network)
         _renew(trial, names, outputs)
-    try:
-        return bool(_outputs(trial, shape).shape[1] == outputs)
-    except Exception:  # a network of one's own may raise anything
-        return False
+    return _count_without_values(trial, shape) == outputs
 
 
 def _stated(network: nn.Module) -> dict[str, Any]:
