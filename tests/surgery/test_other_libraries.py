@@ -315,10 +315,9 @@ def test_convolutional_networks_of_transformers_have_stages_and_blocks():
     library = pytest.importorskip("transformers")
     config = library.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 2], layer_type="basic")
     model = library.ResNetForImageClassification(config)
-    assert mereo.insert(model, "ela", "stages", img_size=32).places == tuple(
-        f"resnet.encoder.stages.{i}" for i in (0, 1)
-    )
-    branches = tuple(f"resnet.encoder.stages.{i}.layers.{j}.layer" for i, j in ((0, 0), (1, 0), (1, 1)))
+    stages = "resnet.encoder.stages"
+    assert mereo.insert(model, "ela", "stages", img_size=32).places == (f"{stages}.0", f"{stages}.1")
+    branches = tuple(f"{stages}.{i}.layers.{j}.layer" for i, j in ((0, 0), (1, 0), (1, 1)))
     assert mereo.insert(model, "ela", "blocks", img_size=32).places == branches
 
 
@@ -375,4 +374,4 @@ def test_attention_that_a_user_wrote_is_found_by_its_source(images, where, apart
     mereo.remove(model)
     mereo.insert(model, "talking_heads", where, replace=True, heads=3)
     assert not torch.allclose(model(images), expected)
-    assert sum(type(each).__name__ == "Replaced" for each in model.modules()) == 2
+    assert sum(isinstance(each, Replaced) for each in model.modules()) == 2

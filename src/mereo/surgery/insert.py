@@ -8,7 +8,7 @@ Cost: each mechanism's own, and one pass over what it adds to; `insert` reports 
 
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,10 +72,14 @@ class Insertion:
     replaced: bool = False
 
     def __str__(self) -> str:
-        rows = [f"{self.mechanism} {'in place of' if self.replaced else 'after'} {', '.join(self.places)}"]
+        rows = [f"{self.mechanism} {_where(self.places, self.replaced)}"]
         for what, (before, after) in (("parameters", self.parameters), ("multiply-adds", self.multiply_adds)):
             rows.append(f"{what}: {before:,} -> {after:,} (+{100 * (after - before) / max(before, 1):.2f} %)")
         return "\n".join(rows)
+
+
+def _where(places: Sequence[str], replaced: bool) -> str:
+    return f"{'in place of' if replaced else 'after'} {', '.join(places)}"
 
 
 def _made(
@@ -99,28 +103,15 @@ def _made(
     return Inserted(made, shape[1], layout, is_gate, start)
 
 
-def _there(model: nn.Module, places: Sequence[str], replace: bool) -> str:
-    return f"{'in place of' if replace else 'after'} {', '.join(places)} of {type(model).__name__}"
-
-
-def _check_memory(
-    name: str,
-    model: nn.Module,
-    places: Sequence[str],
-    seen: Outputs,
-    start: float | None,
-    arguments: Mapping[str, Any],
-    like: Tensor,
-) -> None:
+def _check_memory(what: str, make: Callable[[], Mapping[str, nn.Module]], like: Tensor) -> None:
     """UsageError for mechanisms whose weights do not fit in memory, before they are made."""
     with on_meta_device():
-        made = [_made(name, model, place, seen, start, arguments) for place in places]
-    size = sum(p.numel() * max(p.element_size(), like.element_size()) for module in made for p in module.parameters())
-    free = free_memory(like.device)
+        weights = [p for module in make().values() for p in module.parameters()]
+    size, free = sum(p.numel() * max(p.element_size(), like.element_size()) for p in weights), free_memory(like.device)
     if size > free:
         raise UsageError(
-            f"{name} {_there(model, places, start is None)} has {gibibytes(size)} of weights, and {gibibytes(free)} of"
-            " memory are free; name fewer or later places, or another mechanism."
+            f"{what} has {gibibytes(size)} of weights, and {gibibytes(free)} of memory are free; name fewer or later"
+            " places, or another mechanism."
         )
 
 
@@ -180,9 +171,13 @@ def insert(
     # Scans form no couplings.
     large = get_mechanism(name).family != "scan" and max(positions(seen.shapes[place]) for place in places) >= _MANY
     before = _cost(model, images, large)
-    begin = None if replace else start
-    _check_memory(name, model, places, seen, begin, arguments, like)
-    made = {place: _made(name, model, place, seen, begin, arguments) for place in places}
+    begin, there = None if replace else start, f"{_where(places, replace)} of {type(model).__name__}"
+
+    def make() -> dict[str, nn.Module]:
+        return {place: _made(name, model, place, seen, begin, arguments) for place in places}
+
+    _check_memory(f"{name} {there}", make, like)
+    made = make()
     _forget_compiled()
     layers = {place: model.get_submodule(place) for place in places}
     for place, module in made.items():
@@ -199,7 +194,7 @@ def insert(
                 model.set_submodule(place, layer)
             else:
                 _detach(model, place)
-        there, why = _there(model, places, replace), first_line(error).rstrip(".")
+        why = first_line(error).rstrip(".")
         raise UsageError(f"{name} does not fit {there}: {why}; name other places, the network is as it was.") from error
     if img_size is not None:
         given["img_size"] = img_size

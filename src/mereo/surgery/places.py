@@ -211,12 +211,12 @@ def _attention(model: nn.Module, seen: Outputs) -> list[str]:
     # A part that is given queries, keys and values belongs to the layer around it.
     found = [name for name, each in layers if borrow(each) is not None]
     found = [name if _is_layer(model, name, seen) else name.rpartition(".")[0] for name in found]
-    return [name for name in found if _is_layer(model, name, seen)]
+    return [name for name in dict.fromkeys(found) if _is_layer(model, name, seen)]
 
 
 def _is_layer(model: nn.Module, name: str, seen: Outputs) -> bool:
     """Whether a part makes tokens, or a map of the single input that it needs."""
-    if seen.is_tokens(name) or not seen.is_map(name):
+    if not seen.is_map(name):
         return seen.is_tokens(name)
     parameters = inspect.signature(model.get_submodule(name).forward).parameters.values()
     return sum(each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters) <= 1
