@@ -48,14 +48,16 @@ def whole(tmp_path_factory):
     return path
 
 
-def go_on(path: Path) -> None:
-    """Take up a state and make one step from it."""
+def go_on(path: Path) -> dict[str, object]:
+    """Take up a state and make one step from it; its progress."""
     objective, optimizer, average = make()
-    check_progress(path, load_state(path, objective, optimizer, average))
+    progress = load_state(path, objective, optimizer, average)
+    check_progress(path, progress)
     loss, _ = objective(Batch(torch.rand(2, 1, 16, 16), torch.tensor([0, 1]), torch.rand(2, 1, 16, 16)))
     loss.backward()
     optimizer.step()
     average.update(1)
+    return progress
 
 
 def changed(whole, change) -> Path:
@@ -67,7 +69,7 @@ def changed(whole, change) -> Path:
 
 
 def test_a_whole_state_goes_on(whole):
-    go_on(changed(whole, lambda tensors, metadata: None))
+    assert go_on(changed(whole, lambda tensors, metadata: None)) == PROGRESS
 
 
 def test_a_part_that_is_not_used_has_no_state_and_goes_on(tmp_path):
@@ -91,7 +93,7 @@ def test_a_part_that_is_not_used_has_no_state_and_goes_on(tmp_path):
     (first, _), (second, _) = made
     torch.testing.assert_close(second.model.state_dict(), first.model.state_dict(), rtol=0, atol=0)
     tensors, metadata = load_tensors(path)
-    metadata["optimizer"]["without"].clear()
+    metadata["optimizer"]["stateless"].clear()
     path.write_bytes(save(tensors, {"mereo": json.dumps(metadata)}))
     with pytest.raises(UsageError, match=r"state of the optimiser for model\.unused is missing"):
         load_state(path, *made[1], None)

@@ -8,6 +8,7 @@ plain, DDP and fully sharded modules are saved and restored alike.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from mereo.training.report import COLUMNS
 from mereo.training.schedule import CLOCK
 
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
-_SOME = StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)
+_SOME = replace(_FULL, strict=False)
+"""For an optimiser that has no state of some parameters."""
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
@@ -66,7 +68,7 @@ def flatten_optimizer(
                 plain["values"][f"{parameter}/{key}"] = value
     # Parameters that got no gradient so far, such as those of parts that are not used, have none.
     named = [name for group in plain["groups"] for name in group["params"]]
-    plain["without"] = [name for name in named if name not in state.get("state", {})]
+    plain["stateless"] = [name for name in named if name not in state.get("state", {})]
     return tensors, plain
 
 
@@ -79,7 +81,7 @@ def restore_optimizer(
         parameter, _, key = name.rpartition("/")
         state.setdefault(parameter, {})[key] = value
     groups = [{k: tuple(v) if k == "betas" else v for k, v in group.items()} for group in plain["groups"]]
-    known = {*state, *plain.get("without", ())}
+    known = {*state, *plain.get("stateless", ())}
     if missing := [name for group in groups for name in group["params"] if name not in known]:
         raise ValueError(f"the state of the optimiser for {missing[0]} is missing")
     whole: dict[str, Any] = {"state": state, "param_groups": groups}
