@@ -21,8 +21,8 @@ from papers.common.settings import Settings
 
 RESULTS = Path(__file__).parent / "results"
 SHARES = ("accuracy", "familiar", "rotation", "translation", "scale", "occlusion", "noise", "apgd")
-FOREST, REACH = "forest.png", 10.0
-"""The picture, and the largest difference in points that it shows."""
+FOREST, REACHES, INSIDE = "forest.png", (10.0, 25.0, 50.0), 0.5
+"""The picture; the largest difference in points that it shows is the first within which so many intervals are."""
 Forms = Mapping[tuple[str, str], Sequence[Measured]]
 """The measurements of all seeds, by kind and control."""
 
@@ -86,7 +86,8 @@ def summarise(results: Results, data: str, picture: Path) -> dict[str, Any]:
     }
     tables: dict[str, Any] = {f"Networks on {data}, means of the seeds": rows}
     notes = [
-        f"{LIMIT:,} images to train on; rotation to noise: means over severities. * trained for twice as many epochs.",
+        f"At most {LIMIT:,} images to train on; rotation to noise: means over severities. * trained for twice as many"
+        " epochs.",
         "Intervals over images and seeds hold together for all networks of a table (95 %).",
         f"{len(results.trainings)} trainings stand, and {len(results.measured)} trained networks are measured.",
     ]
@@ -156,6 +157,13 @@ def _sentence(title: str, apart: Mapping[str, Compared]) -> str:
     return f"{title[0].upper()}{title[1:]}: clearly {found} of {len(apart)}."
 
 
+def largest_shown(differences: Sequence[Difference]) -> float:
+    """The largest difference in points that is shown."""
+    widest = [100 * max(abs(d.low), abs(d.high)) for d in differences]
+    fitting = (reach for reach in REACHES if np.mean(np.array(widest) <= reach) >= INSIDE)
+    return next(fitting, REACHES[-1])
+
+
 def _draw(panels: Mapping[str, Mapping[str, Compared]], data: str, path: Path) -> None:
     """A forest plot of each question: a dot and its interval for each network, in the colour of its family.
 
@@ -170,21 +178,22 @@ def _draw(panels: Mapping[str, Mapping[str, Compared]], data: str, path: Path) -
     families["others"] = sorted(shown - {kind for named in families.values() for kind in named})
     colours = {kind: f"C{number}" for number, named in enumerate(families.values()) for kind in named}
     kinds = [*colours][::-1]
+    reach = largest_shown([each.difference for apart in panels.values() for each in apart.values()])
     figure = new_figure(3.2 * len(panels), 1.5 + 0.24 * len(kinds))
-    figure.suptitle(f"Accuracy on {data}: differences in points, 95 % intervals, cut at {REACH:g}", fontsize=10)
+    figure.suptitle(f"Accuracy on {data}: differences in points, 95 % intervals, cut at {reach:g}", fontsize=10)
     for place, (axes, (title, apart)) in enumerate(
         zip(np.atleast_1d(figure.subplots(1, len(panels), sharey=True)), panels.items(), strict=True)
     ):
         axes.axvline(0, color="0.5", linewidth=0.8)
         for kind, (d, _) in apart.items():
-            middle, low, high = (float(np.clip(100 * value, -REACH, REACH)) for value in (d.mean, d.low, d.high))
+            middle, low, high = (float(np.clip(100 * value, -reach, reach)) for value in (d.mean, d.low, d.high))
             axes.errorbar(
                 middle, kinds.index(kind), xerr=[[middle - low], [high - middle]], color=colours[kind], markersize=5,
-                fmt="o" if abs(middle) < REACH else ("<" if middle < 0 else ">"), capsize=2, clip_on=False,
+                fmt="o" if abs(middle) < reach else ("<" if middle < 0 else ">"), capsize=2, clip_on=False,
                 markerfacecolor=colours[kind] if d.is_clear else "white",
             )  # fmt: skip
         axes.set_title(title, fontsize=9)
-        axes.set_xlim(-REACH, REACH)
+        axes.set_xlim(-reach, reach)
         axes.tick_params(labelsize=8)
         axes.grid(axis="x", alpha=0.3)
         if place == 0:

@@ -13,10 +13,10 @@ from mereo.models import create_model, load, save_weights
 from mereo.training.trainer import NonFiniteLossError
 from papers.capsule_table import suite, trainings
 from papers.capsule_table.controls import register_controls
-from papers.capsule_table.differences import paired_difference
+from papers.capsule_table.differences import Difference, paired_difference
 from papers.capsule_table.measured import Measured
 from papers.capsule_table.protocol import CAPSULES, KINDS, LINEAR, OWN, PLAIN, RATES, UNIFORM, configuration, controls
-from papers.capsule_table.table import summarise
+from papers.capsule_table.table import largest_shown, summarise
 from papers.capsule_table.trainings import Results, Training
 
 SHAPE = {"num_classes": 10, "in_chans": 1, "img_size": 20}
@@ -194,3 +194,10 @@ def test_networks_that_were_trained_longer_than_what_they_are_compared_with_are_
         ("capsnet", "worse", "8"), ("aa_capsnet", "worse", "8 against 16"),
     ]  # fmt: skip
     assert "Do capsules help: clearly worse for capsnet, aa_capsnet (8 epochs against 16) of 2." in found["notes"]
+
+
+def test_a_picture_reaches_as_far_as_half_of_its_intervals():
+    narrow, wide, wider = (Difference(0.0, -side, side) for side in (0.05, 0.2, 2.0))
+    assert largest_shown([narrow, wide]) == 10
+    assert largest_shown([narrow, wide, wider]) == 25
+    assert largest_shown([wide, wider, wider]) == 50
