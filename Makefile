@@ -34,7 +34,7 @@ install: $(VENV)/.dev  ## create the environment for development
 pins: $(VENV)/.dev  ## resolve constraints.txt again, for every system and Python version
 	$(BIN)/python -m pip install --quiet uv
 	sed -n '/^#/p' constraints.txt > constraints.new
-	$(BIN)/uv pip compile --universal --upgrade --python-version 3.11.5 --extra dev --extra stream --quiet \
+	$(BIN)/uv pip compile --universal --upgrade --python-version 3.11 --extra dev --extra stream --quiet \
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links pyproject.toml >> constraints.new
 	mv constraints.new constraints.txt
 
