@@ -21,8 +21,8 @@ from papers.common.settings import Settings
 
 RESULTS = Path(__file__).parent / "results"
 SHARES = ("accuracy", "familiar", "rotation", "translation", "scale", "occlusion", "noise", "apgd")
-FOREST, REACHES, INSIDE = "forest.png", (10.0, 25.0, 50.0), 0.5
-"""The picture; the largest difference in points that it shows is the first within which so many intervals are."""
+FOREST, REACHES = "forest.png", (10.0, 25.0, 50.0)
+"""The picture, and the largest differences in points that it may show."""
 Forms = Mapping[tuple[str, str], Sequence[Measured]]
 """The measurements of all seeds, by kind and control."""
 
@@ -158,10 +158,9 @@ def _sentence(title: str, apart: Mapping[str, Compared]) -> str:
 
 
 def largest_shown(differences: Sequence[Difference]) -> float:
-    """The largest difference in points that is shown."""
+    """The first of `REACHES` that holds at least half of the intervals, or the last."""
     widest = [100 * max(abs(d.low), abs(d.high)) for d in differences]
-    fitting = (reach for reach in REACHES if np.mean(np.array(widest) <= reach) >= INSIDE)
-    return next(fitting, REACHES[-1])
+    return next((reach for reach in REACHES if 2 * sum(w <= reach for w in widest) >= len(widest)), REACHES[-1])
 
 
 def _draw(panels: Mapping[str, Mapping[str, Compared]], data: str, path: Path) -> None:
