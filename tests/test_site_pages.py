@@ -10,7 +10,7 @@ from mkdocs.exceptions import PluginError
 
 import mereo
 import site_hook
-from site_pages import tutorials
+from site_pages import claims, tutorials
 from site_pages.commands import options_of
 from site_pages.docstrings import markdown, prose
 from site_pages.repository import page
@@ -175,6 +175,14 @@ def test_the_page_of_a_tutorial_shows_what_it_gave(tmp_path, monkeypatch):
 def test_links_of_the_readme_lead_to_the_pages():
     text = page("README.md")
     assert "](images/photographs.png)" in text and "](claims.md)" in text and "](contributing.md)" in text
+    assert "](photos.md#boxes)" in text and "](claims.md#defaults)" in text and "](docs/" not in text
+
+
+def test_links_to_the_page_of_a_paper_lead_to_its_heading(built):
+    shown = site_hook.on_page_markdown("[a](../papers/defaults/claims.md), [b](photos.md#c)", files=None, **built)
+    assert shown == "[a](claims.md#defaults), [b](photos.md#c)"
+    page = claims.pages()["claims.md"]
+    assert re.search(r"^## .*\{#defaults\}$", page, re.MULTILINE) and "](#defaults)\n" in page
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from site_pages.repository import FILES, ROOT
+from site_pages.repository import FILES, ROOT, led
 from site_pages.whole import navigation, pages
 
 _ELSEWHERE = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=\"?(?:https?:)?//[^>]*>")
@@ -33,6 +33,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name in FILES:
         files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    return led(markdown)
 
 
 def on_page_content(html_of_page: str, page: Page, config: MkDocsConfig, files: Files) -> str:

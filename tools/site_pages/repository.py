@@ -8,16 +8,25 @@ PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGEL
 LINKS = {**PAGES, "papers/README.md": "claims.md"}
 FILES = ("CITATION.cff", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "papers").glob("*/*.png"))))
 """What the pages link to and the site carries as it is."""
+_LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]+)?\)")
+_PAPER = re.compile(r"(?:\.\./)?papers/(\w+)/claims\.md")
+
+
+def led(text: str) -> str:
+    """Markdown whose links to files of the repository lead to their pages on the site."""
+
+    def one(link: re.Match[str]) -> str:
+        target, anchor = link[1], link[2] or ""
+        if paper := _PAPER.fullmatch(target):
+            return f"](claims.md{anchor or '#' + paper[1]})"
+        return f"]({LINKS.get(target, target.removeprefix('docs/'))}{anchor})"
+
+    return _LINK.sub(one, text)
 
 
 def page(name: str) -> str:
     """One file as a page."""
-
-    def led(link: re.Match[str]) -> str:
-        target = link[1]
-        return f"]({LINKS.get(target, target.removeprefix('docs/'))})"
-
-    return re.sub(r"\]\(([^)#\s]+)\)", led, (ROOT / name).read_text())
+    return led((ROOT / name).read_text())
 
 
 def pages() -> dict[str, str]:
