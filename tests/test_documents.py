@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import posixpath
 import re
 import shlex
 import subprocess
@@ -20,7 +21,7 @@ from mereo.data import DATASETS, Batch
 from mereo.mechanisms.routing import dynamic_routing
 from mereo.models import MODELS
 from mereo.tasks import TASKS
-from site_pages import api, mechanisms, tutorials, whole
+from site_pages import api, mechanisms, repository, tutorials, whole
 
 ROOT = Path(__file__).parent.parent
 WRITTEN = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))
@@ -46,6 +47,17 @@ def test_links_and_pictures_lead_somewhere(page, site):
             place = ((ROOT / page).parent / target).resolve()
             made = str(place.relative_to(ROOT / "docs")) in site if place.is_relative_to(ROOT / "docs") else False
             assert place.exists() or made, target
+
+
+@one_worker
+def test_links_of_the_site_lead_to_its_pages(site):
+    pages = site | {page.removeprefix("docs/"): repository.led((ROOT / page).read_text()) for page in WRITTEN}
+    for place, text in pages.items():
+        prose = re.sub(r"^```.*?^```|`[^`\n]+`", "", text, flags=re.MULTILINE | re.DOTALL)
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", prose):
+            at = posixpath.normpath(posixpath.join(posixpath.dirname(place), target))
+            known = at in pages or at in repository.FILES or (ROOT / "docs" / at).is_file()
+            assert known or target.startswith("http"), (place, target)
 
 
 def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
