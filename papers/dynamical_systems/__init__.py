@@ -9,9 +9,9 @@ PAPER = Paper(
         "recurrences": Experiment(
             "How much do causal mixers of tokens recall, by the size of their state and by their normaliser?",
             "arXiv:2405.15731, figures on MQAR; networks and sequences are smaller",
-            uses=frozenset({"epochs", "limit", "batch_size", "device", "images", "variants", "seeds"}),
-            smallest={"epochs": 1, "limit": 32, "batch_size": 16, "images": 8},
-            constants={"DIM": 8, "STATES": (2,), "RATES": (1e-3,), "SHOWN": 2, "DEGREE": 4},
+            uses=frozenset({"limit", "device", "images", "variants", "seeds"}),
+            smallest={"limit": 64, "images": 8},
+            constants={"DIM": 8, "STATES": (2,), "RATES": (1e-3,), "SHOWN": 2, "DEGREE": 4, "TOKENS": 512},
         ),
     },
     suites={"selective_scan": "papers.dynamical_systems.suite:SELECTIVE_SCAN"},

@@ -3,11 +3,18 @@
 Two blocks x + mixer(norm(x)) without channel mixers, learned positions except for state spaces, and a read-out tied to
 the embedding, as in the paper, and as there linear layers of softmax attention start with a deviation of 0.02: with
 larger weights it gives a value of the sequence at random for longer. Only places with a label are scored.
+
+The paper trains a network for each length and number of pairs. Here one network is trained from easy to hard, first on
+sequences without gaps, whose number of pairs doubles, then on the four lengths of the paper in turn, and tested at
+these. Without gaps a quarter of the tokens has an answer, where the shortest sequences of the paper have a sixteenth,
+so that networks of two cores' time learn to recall.
 """
 
+import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +27,6 @@ from mereo.core.recurrence import Recurrence
 from mereo.data import Batch
 from mereo.data.recall import LabelledTokens, make_sequences
 from mereo.data.sets.mqar import PAIRS
-from mereo.errors import check_choice
 from mereo.explain import draw_kernels
 from mereo.mechanisms.attention import MultiHeadAttention
 from mereo.mechanisms.scan import RGLRU, S6, SSD, Aaren, LightningAttention, NormalisedAttention, QuasiLSTM
@@ -29,16 +35,24 @@ from mereo.models.weights import load_tensors, save_tensors
 from mereo.pictures import new_figure, save_figure
 from mereo.runtime.device import choose_device
 from mereo.tasks import Recall
-from papers.common.fitting import batches, fit
+from mereo.training.step import descend
+from papers.common.fitting import batches, progress
 from papers.common.settings import Settings
 
 DIM, DEPTH, VOCAB, STATES = 64, 2, 256, (4, 16, 64)
-RATES = (1e-3, 3e-3)
-"""Each mixer is trained with all, as in the paper; the best on held-out sequences counts."""
-WEIGHT_DECAY, SECOND_MOMENT, WARMUP_EPOCHS = 0.1, 0.98, 0.16
-"""Of AdamW; with a beta_2 of 0.999, softmax attention too gives a value of the sequence at random for longer."""
-SEQUENCES, EPOCHS, BATCH, TESTED = 20000, 10, 32, 1000
-SHOWN, DEGREE = 4, 8
+RATES, ENOUGH = (3e-3, 1e-2, 1e-3), 0.98
+"""Rates in order; the first that answers so many of the held-out queries counts, or the best of all."""
+WEIGHT_DECAY, SECOND_MOMENT, WARMUP, CLIP = 0.1, 0.98, 200, 1.0
+"""Of AdamW, its steps of warm-up and the largest norm of the gradients; with a beta_2 of 0.999, softmax attention too
+gives a value of the sequence at random for longer."""
+WITHOUT_GAPS = {4 * pairs: pairs for pairs in (2, 4, 8, 16, 32, 64)}
+STAGES = (*({length: pairs} for length, pairs in WITHOUT_GAPS.items()), PAIRS)
+"""Lengths with their pairs, trained on in turn; stages follow one another."""
+STEPS, TOKENS, LEARNED, STALLED = 2000, 2048, 0.05, 0.8
+"""Of a stage, and of a batch. A stage but the last ends as well when the mean of its losses is below the third; where
+it stays above the fourth times the loss of a value at random, the last stage follows at once."""
+TESTED = 1000
+SHOWN, DEGREE = 4, 16
 """State size of the mixers whose kernels are drawn, and degree of the features of softmax attention."""
 PICTURE, ACCURACY = "kernels.png", "accuracy.png"
 
@@ -103,107 +117,134 @@ class RecallModel(SequenceModel):
         return embedded if self.positions is None else embedded + self.positions[position : position + tokens.shape[1]]
 
 
-def make_network(name: str, n: int, length: int) -> RecallModel:
+def make_network(name: str, n: int) -> RecallModel:
     """A network with a mixer of n states."""
-    return RecallModel(partial(MIXERS[name], n), length, positions=name not in STATE_SPACES)
+    return RecallModel(partial(MIXERS[name], n), max(PAIRS), positions=name not in STATE_SPACES)
 
 
 class Recalls:
-    """Trainings on sequences of one length; those whose file is in the output folder are not made again.
+    """Trainings through all stages; those whose file is in the output folder are not made again.
 
     Args:
-        length: of the sequences.
         settings: of the experiment.
     """
 
-    def __init__(self, length: int, settings: Settings) -> None:
-        self.length, self.settings = length, settings
-        self.epochs, self.batch_size = settings.epochs or EPOCHS, settings.batch_size or BATCH
-        count, tested = settings.limit or SEQUENCES, settings.images or TESTED
-        self.train, self.held, self.test = (
-            make_sequences(length, PAIRS[length], VOCAB, seed, number)
-            for seed, number in ((0, count), (1, tested), (2, tested))
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.device = choose_device(settings.device or "cpu")
+        self.limit, tested = settings.limit or STEPS * TOKENS, settings.images or TESTED
+        self.held, self.test = (
+            {length: make_sequences(length, pairs, VOCAB, seed, tested) for length, pairs in PAIRS.items()}
+            for seed in (1, 2)
         )
 
-    def accuracy(self, name: str, n: int) -> float:
-        """The mean of the seeds in per cent, at the rate that answers most of the held-out queries with seed 0."""
+    def accuracy(self, name: str, n: int) -> dict[int, float]:
+        """Length -> the mean of the seeds in per cent, at the rate that is best on held-out sequences with seed 0."""
         rate = self._best(name, n)
-        mean = statistics.mean(self._numbers(name, n, rate, seed)["tested"] for seed in range(self.settings.seeds))
-        self.settings.say(f"{name}, n = {n}, length {self.length}: {100 * mean:.1f} %")
-        return 100 * mean
+        found = [self._numbers(name, n, rate, seed)["tested"] for seed in range(self.settings.seeds)]
+        means = {length: 100 * statistics.mean(each[str(length)] for each in found) for length in PAIRS}
+        words = ", ".join(f"{mean:.1f} % of {length} tokens" for length, mean in means.items())
+        self.settings.say(f"{name}, n = {n}: {words}")
+        return means
 
     def network(self, name: str, n: int) -> RecallModel:
         """The network of seed 0 at that rate."""
-        model = make_network(name, n, self.length)
+        model = make_network(name, n)
         model.load_state_dict(load_tensors(self._path(name, n, self._best(name, n), 0))[0])
         return model.eval()
 
     def _best(self, name: str, n: int) -> float:
-        return max(RATES, key=lambda rate: self._numbers(name, n, rate, 0)["held"])
+        found = dict[float, float]()
+        for rate in RATES:
+            found[rate] = statistics.mean(self._numbers(name, n, rate, 0)["held"].values())
+            if found[rate] >= ENOUGH:
+                break
+        return max(found, key=found.__getitem__)
 
     def _path(self, name: str, n: int, rate: float, seed: int) -> Path:
-        words = f"{name}, {n}, {self.length}, {len(self.train)}, {self.epochs}, {self.batch_size}, {rate:g}, {seed}"
+        words = f"{name}, {n}, {self.limit}, {rate:g}, {seed}"
         return self.settings.folder / "networks" / f"{words.replace(', ', '-').replace(' ', '_')}.safetensors"
 
     def _numbers(self, name: str, n: int, rate: float, seed: int) -> dict[str, Any]:
-        """The shares of the held-out and the test queries that a network answers, which is trained unless it was."""
+        """The shares of held-out and test queries that a network answers by length, which is trained unless it was."""
         path = self._path(name, n, rate, seed)
         if path.exists():
             return load_tensors(path)[1]
         model = self._trained(name, n, rate, seed)
-        numbers = {"held": accuracy(model, self.held), "tested": accuracy(model, self.test)}
+        numbers = {
+            part: {str(length): accuracy(model, data) for length, data in sets.items()}
+            for part, sets in (("held", self.held), ("tested", self.test))
+        }
         path.parent.mkdir(exist_ok=True)
         save_tensors(path, model.state_dict(), numbers)
         return numbers
 
     def _trained(self, name: str, n: int, rate: float, seed: int) -> RecallModel:
         torch.manual_seed(seed)
-        device = choose_device(self.settings.device or "cpu")
-        model = make_network(name, n, self.length).to(device)
-
-        def loss(batch: Batch) -> Tensor:
-            assert batch.tokens is not None
-            asked = batch.labels >= 0
-            return F.cross_entropy(model.forward_head(model.forward_features(batch.tokens)[asked]), batch.labels[asked])
-
-        fit(
-            loss, model.parameters(), self.train, epochs=self.epochs, batch_size=self.batch_size, lr=rate,
-            weight_decay=WEIGHT_DECAY, second_moment=SECOND_MOMENT, warmup_epochs=WARMUP_EPOCHS, seed=seed,
-            device=device, title=f"{name}, n = {n}, length {self.length}, rate {rate:g}", say=self.settings.say,
-        )  # fmt: skip
+        model = make_network(name, n).to(self.device)
+        optimizer = torch.optim.AdamW(model.parameters(), rate, (0.9, SECOND_MOMENT), weight_decay=WEIGHT_DECAY)
+        done, stalled = 0, False
+        for number, stage in enumerate(STAGES):
+            last, steps, mean = stage is STAGES[-1], self._steps(stage), math.log(VOCAB)
+            if stalled and not last:
+                continue
+            title = f"{name}, n = {n}, rate {rate:g}, {' and '.join(map(str, stage))} tokens"
+            report = progress(self.settings.say, title)
+            for step, batch in enumerate(self._batches(stage, steps, 10 + number)):
+                assert batch.tokens is not None
+                asked = batch.labels >= 0
+                scores = model.forward_head(model.forward_features(batch.tokens)[asked])
+                loss = F.cross_entropy(scores, batch.labels[asked])
+                falls = (1 + math.cos(math.pi * step / steps)) / 2 if last else 1.0
+                clip = partial(nn.utils.clip_grad_norm_, model.parameters(), CLIP)
+                descend(optimizer, rate * min(1.0, (done + 1) / WARMUP) * falls, loss, clip=clip)
+                done, mean = done + 1, 0.98 * mean + 0.02 * loss.item()
+                report(step + 1, steps)
+                if mean < LEARNED and not last:
+                    break
+            stalled = mean > STALLED * math.log(min(stage.values()))
+            self.settings.say(f"{title}: loss {mean:.3f} after {step + 1} steps")
         return model.eval()
+
+    def _steps(self, stage: Mapping[int, int]) -> int:
+        """Of a stage, which sees at most as many sequences as the settings allow, and a batch."""
+        return min(STEPS, -(-self.limit // (TOKENS // min(stage))))
+
+    def _batches(self, stage: Mapping[int, int], steps: int, seed: int) -> Iterator[Batch]:
+        """Batches of as many tokens each, of the lengths of a stage in turn."""
+        sizes = {length: TOKENS // length for length in stage}
+        count = -(-steps // len(stage))
+        sets = (
+            batches(make_sequences(length, stage[length], VOCAB, seed, count * size), size, self.device)
+            for length, size in sizes.items()
+        )
+        return islice(chain.from_iterable(zip(*sets, strict=True)), steps)
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """A table and a panel for each length, and the kernels of the first layers on one sequence of the first length."""
-    lengths = {str(length): length for length in PAIRS}
-    for each in settings.variants:
-        check_choice("variants", each, [*GROUPS, *lengths])
-    chosen = [lengths[each] for each in settings.variants if each in lengths] or [min(PAIRS)]
-    groups = [each for each in settings.variants if each in GROUPS] or list(GROUPS)
-    kernels = dict[str, Recurrence]()
-    tables: dict[str, list[dict[str, Any]]] = {}
-    panels: dict[int, dict[str, dict[int, float]]] = {}
-    for length in chosen:
-        panels[length] = {}
-        recalls = Recalls(length, settings)
-        title = f"Accuracy in %, {PAIRS[length]} queries in {length} tokens, {len(recalls.train):,} sequences"
-        rows = tables[title] = []
-        for group in groups:
-            for name in GROUPS[group]:
-                sizes = STATES[:1] if group == "fixed" else STATES
-                found = panels[length][name] = {n: recalls.accuracy(name, n) for n in sizes}
-                rows.append({"mixer": name, **{f"n = {n}": found.get(n) for n in STATES}})
-                if length == chosen[0]:
-                    shown = recalls.network(name, sizes[0] if group == "fixed" else SHOWN)
-                    kernels[name] = _first_layer(shown, recalls.test.tokens[:1])
+    """The table, a panel for each length, and the kernels of the first layers on one of the shortest sequences."""
+    recalls, shortest = Recalls(settings), min(PAIRS)
+    rows, kernels = list[dict[str, Any]](), dict[str, Recurrence]()
+    panels: dict[int, dict[str, dict[int, float]]] = {length: {} for length in PAIRS}
+    for group in settings.chosen(GROUPS):
+        for name in GROUPS[group]:
+            sizes = STATES[:1] if group == "fixed" else STATES
+            found = {n: recalls.accuracy(name, n) for n in sizes}
+            for n, means in found.items():
+                states = {"mixer": name, "n": None if group == "fixed" else n}
+                rows.append(states | {f"{length} tokens": mean for length, mean in means.items()})
+            for length, panel in panels.items():
+                panel[name] = {n: means[length] for n, means in found.items()}
+            shown = recalls.network(name, sizes[0] if group == "fixed" else SHOWN)
+            kernels[name] = _first_layer(shown, recalls.test[shortest].tokens[:1])
     draw_accuracy(panels, settings.folder / ACCURACY)
     draw_kernels(kernels, settings.folder / PICTURE)
     errors = [{"mixer": name, "error": made.error} for name, made in kernels.items()]
     return {
-        "tables": {**tables, "Largest difference between a mixer and its recurrence": errors},
+        "tables": {"Accuracy in %": rows, "Largest difference between a mixer and its recurrence": errors},
         "notes": [
-            "A value taken from the sequence at random is right once in as many draws as there are pairs.",
+            "A value of the sequence at random: "
+            + ", ".join(f"{100 / pairs:.1f} % of {length} tokens" for length, pairs in PAIRS.items()),
             f"The states of the last mixers do not depend on n; softmax attention by features of degree {DEGREE}.",
         ],
         "pictures": [ACCURACY, PICTURE],
