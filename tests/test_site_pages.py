@@ -13,7 +13,7 @@ import site_hook
 from site_pages import claims, tutorials
 from site_pages.commands import options_of
 from site_pages.docstrings import markdown, prose
-from site_pages.repository import page
+from site_pages.repository import ROOT
 from site_pages.tables import arguments
 
 DOCSTRING = """Route <children> to parents.
@@ -172,8 +172,8 @@ def test_the_page_of_a_tutorial_shows_what_it_gave(tmp_path, monkeypatch):
         tutorials.page(script)
 
 
-def test_links_of_the_readme_lead_to_the_pages():
-    text = page("README.md")
+def test_links_of_the_readme_lead_to_the_pages(built):
+    text = site_hook.on_page_markdown((ROOT / "README.md").read_text(), files=None, **built)
     assert "](images/photographs.png)" in text and "](claims.md)" in text and "](contributing.md)" in text
     assert "](photos.md#boxes)" in text and "](claims.md#defaults)" in text and "](docs/" not in text
 

@@ -24,11 +24,6 @@ def led(text: str) -> str:
     return _LINK.sub(one, text)
 
 
-def page(name: str) -> str:
-    """One file as a page."""
-    return led((ROOT / name).read_text())
-
-
 def pages() -> dict[str, str]:
-    """All of them."""
-    return {uri: page(name) for name, uri in PAGES.items()}
+    """Those files, by their place in the site; the hook of the site leads their links."""
+    return {uri: (ROOT / name).read_text() for name, uri in PAGES.items()}
