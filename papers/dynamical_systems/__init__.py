@@ -8,7 +8,7 @@ PAPER = Paper(
     experiments={
         "recurrences": Experiment(
             "How much do causal mixers of tokens recall, by the size of their state and by their normaliser?",
-            "arXiv:2405.15731, figures on MQAR; networks and sequences are smaller",
+            "arXiv:2405.15731, figures on MQAR; networks, vocabulary and trainings are smaller",
             uses=frozenset({"limit", "device", "images", "variants", "seeds"}),
             smallest={"limit": 64, "images": 8},
             constants={"DIM": 8, "STATES": (2,), "RATES": (1e-3,), "SHOWN": 2, "DEGREE": 4, "TOKENS": 512},

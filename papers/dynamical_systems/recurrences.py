@@ -7,7 +7,7 @@ larger weights it gives a value of the sequence at random for longer. Only place
 The paper trains a network for each length and number of pairs. Here one network is trained from easy to hard, first on
 sequences without gaps, whose number of pairs doubles, then on the four lengths of the paper in turn, and tested at
 these. Without gaps a quarter of the tokens has an answer, where the shortest sequences of the paper have a sixteenth,
-so that networks of two cores' time learn to recall.
+so that a few minutes on one core teach a network to recall.
 """
 
 import math
@@ -49,8 +49,8 @@ WITHOUT_GAPS = {4 * pairs: pairs for pairs in (2, 4, 8, 16, 32, 64)}
 STAGES = (*({length: pairs} for length, pairs in WITHOUT_GAPS.items()), PAIRS)
 """Lengths with their pairs, trained on in turn; stages follow one another."""
 STEPS, TOKENS, LEARNED, STALLED = 2000, 2048, 0.05, 0.8
-"""Of a stage, and of a batch. A stage but the last ends as well when the mean of its losses is below the third; where
-it stays above the fourth times the loss of a value at random, the last stage follows at once."""
+"""Of a stage, and of a batch. A stage but the last ends as well when the running mean of its losses is below the third;
+where it stays above the fourth times the loss of a value at random, the last stage follows at once."""
 TESTED = 1000
 SHOWN, DEGREE = 4, 16
 """State size of the mixers whose kernels are drawn, and degree of the features of softmax attention."""
@@ -195,9 +195,9 @@ class Recalls:
                 asked = batch.labels >= 0
                 scores = model.forward_head(model.forward_features(batch.tokens)[asked])
                 loss = F.cross_entropy(scores, batch.labels[asked])
-                falls = (1 + math.cos(math.pi * step / steps)) / 2 if last else 1.0
+                decay = (1 + math.cos(math.pi * step / steps)) / 2 if last else 1.0
                 clip = partial(nn.utils.clip_grad_norm_, model.parameters(), CLIP)
-                descend(optimizer, rate * min(1.0, (done + 1) / WARMUP) * falls, loss, clip=clip)
+                descend(optimizer, rate * min(1.0, (done + 1) / WARMUP) * decay, loss, clip=clip)
                 done, mean = done + 1, 0.98 * mean + 0.02 * loss.item()
                 report(step + 1, steps)
                 if mean < LEARNED and not last:
@@ -207,7 +207,7 @@ class Recalls:
         return model.eval()
 
     def _steps(self, stage: Mapping[int, int]) -> int:
-        """Of a stage, which sees at most as many sequences as the settings allow, and a batch."""
+        """The steps of a stage: fewer where the settings allow fewer sequences, and at least one."""
         return min(STEPS, -(-self.limit // (TOKENS // min(stage))))
 
     def _batches(self, stage: Mapping[int, int], steps: int, seed: int) -> Iterator[Batch]:
