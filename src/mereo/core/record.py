@@ -25,7 +25,8 @@ Change = Callable[..., Tensor]
 AXES = "(batch, heads, receivers, senders)"
 NONE_THERE = (
     "it has no couplings that can be recorded or changed: convolutions make none, and of other libraries only"
-    " attention with a softmax or scaled_dot_product_attention of its own is known. mereo.explain needs no couplings"
+    " attention is known that has a softmax or scaled_dot_product_attention in its class or in a function it calls."
+    " mereo.explain needs no couplings"
 )
 
 

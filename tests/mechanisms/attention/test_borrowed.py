@@ -8,7 +8,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.models import VisionTransformer
+from torchvision.models import VisionTransformer, get_model
 
 import mereo
 from mereo.errors import UsageError
@@ -189,6 +189,50 @@ def test_attention_of_your_own_is_recorded_and_changed(kind: str) -> None:
     torch.testing.assert_close(trace["coupling"], couplings)
     with mereo.intervene(model, {"coupling": "zero"}):
         assert not model(x).any()
+    torch.testing.assert_close(model(x), expected)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.softmax(q @ k.mT, dim=-1) @ v
+
+
+class Called(Written):
+    """Attention whose softmax is in a function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mixed(x)
+
+    def mixed(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        return attend(q / 2, k, v)
+
+
+class Inherited(Called):
+    """Attention with the forward pass of another."""
+
+
+@pytest.mark.parametrize("make", [Called, Inherited])
+def test_attention_is_known_by_what_its_forward_pass_calls(make: type[Written]) -> None:
+    torch.manual_seed(0)
+    model, x = make("").eval(), torch.randn(2, 5, 8)
+    expected = model(x)
+    with mereo.record(model) as trace:
+        torch.testing.assert_close(model(x), expected)
+    q, k, _ = model.project(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+    torch.testing.assert_close(trace["coupling"], (q @ k.mT / 2).softmax(-1))
+
+
+@pytest.mark.parametrize("name, shape", [("swin_t", (9, 3, 49, 49)), ("swin_v2_t", (4, 3, 64, 64))])
+def test_windows_of_torchvision_are_recorded_and_changed(name: str, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    model, x = get_model(name, weights=None, num_classes=4).eval(), torch.randn(1, 3, 64, 64)
+    expected = model(x)
+    with mereo.record(model) as trace:
+        torch.testing.assert_close(model(x), expected)
+    assert len(trace) == 12
+    torch.testing.assert_close(trace["features.1.0.attn.coupling"].sum(-1), torch.ones(shape[:-1]))
+    with mereo.intervene(model, {"features.1.0.attn.coupling": "uniform"}):
+        assert not model(x).equal(expected)
     torch.testing.assert_close(model(x), expected)
 
 

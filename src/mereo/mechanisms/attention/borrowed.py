@@ -4,7 +4,10 @@ While a layer is observed it computes the same by a function that makes its coup
 as before. `mereo.record` and `mereo.intervene` are imported from here, so that they know of these layers.
 """
 
+import inspect
 from collections.abc import Callable
+from functools import cache
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -83,9 +86,26 @@ def _is_theirs(module: nn.Module) -> bool:
     return not type(module).__module__.startswith("mereo.") and "forward" not in vars(module)
 
 
+@cache
+def _sources(kind: type[nn.Module]) -> str:
+    """The source of a class, of all it starts with, and of methods and functions that its forward pass calls."""
+    starts = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
+    found, waiting = dict[FunctionType, None](), list[Any]([kind.forward])
+    while waiting:
+        function = inspect.unwrap(waiting.pop())
+        if not isinstance(function, FunctionType) or function in found or function.__module__.startswith("torch."):
+            continue
+        found[function] = None
+        names = function.__code__.co_names
+        called = {name: function.__globals__.get(name) for name in names}
+        modules = [each for each in called.values() if isinstance(each, ModuleType)]
+        waiting += [getattr(owner, name, None) for owner in (kind, *modules) for name in names] + [*called.values()]
+    return "".join(map(source_of, [kind, *starts, *found]))
+
+
 def _is_attention(module: nn.Module) -> bool:
-    """Whether the class of a module has fused attention, or is attention by its name or heads and has a softmax."""
-    source = source_of(type(module))  # type: ignore[arg-type]
+    """Whether a module has fused attention, or is attention by the name of its class or heads and has a softmax."""
+    source = _sources(type(module))  # type: ignore[arg-type]
     named = "att" in type(module).__name__.lower() or number_of_heads(module) is not None
     return "scaled_dot_product_attention" in source or (named and "softmax" in source.lower())
 
@@ -93,9 +113,9 @@ def _is_attention(module: nn.Module) -> bool:
 def borrow(module: nn.Module) -> BorrowedCoupling | None:
     """The coupling of an attention layer of another library; None for any other module.
 
-    It is `torch.nn.MultiheadAttention`, a layer of transformers, or a class whose source has fused attention, or a
-    softmax if it is named attention or states its heads. Its couplings are what the softmax gives: what the layer does
-    to them afterwards, such as a mixture of heads, is not in them.
+    It is `torch.nn.MultiheadAttention`, a layer of transformers, or a class whose source, or that of a function which
+    it calls, has fused attention, or a softmax if it is named attention or states its heads. Its couplings are what the
+    softmax gives: what the layer does to them afterwards, such as a mixture of heads, is not in them.
     """
     if _KEY in vars(module):
         found: BorrowedCoupling = vars(module)[_KEY]
