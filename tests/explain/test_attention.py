@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ from mereo.explain.folder import why_not
 from mereo.mechanisms.gate import SqueezeExcite
 from mereo.mechanisms.mixer import SpectralGating
 from mereo.models import VisionModel
+from mereo.models.plain.own import as_vision_model
 from mereo.pictures import new_figure
 from plain_cnn import PlainCNN, registered
 
@@ -221,6 +223,21 @@ def test_a_picture_of_attention(kind: str, tmp_path: Path) -> None:
     assert pixels.shape[0] > 300 and pixels.std() > 20
     other = read(draw_attention(model, images_of(model), tmp_path / "b.png", number=1, place=(30.0, 2.0)))
     assert kind == "late token" or not torch.equal(pixels[80:], other[80:])
+
+
+def test_windows_of_other_networks_are_drawn_only_where_their_places_are_known(tmp_path: Path) -> None:
+    sizes = {"img_size": 32, "patch_size": 4, "window_size": 4, "embed_dim": 12, "depths": (1, 1), "num_heads": (1, 1)}
+    network = timm.create_model(
+        "swin_tiny_patch4_window7_224", num_classes=4, **sizes
+    )  # one window in the second stage
+    model, images = as_vision_model(network, 32).eval(), torch.rand(1, 3, 32, 32)
+    layers = attention_layers(observe(model, images))
+    assert [layer.name for layer in layers] == ["network.layers.1.blocks.0.attn.coupling"]
+    drawn = read(draw_attention(model, images, tmp_path / "middle.png"))
+    middle = read(draw_attention(model, images, tmp_path / "place.png", place=(16.0, 16.0)))
+    torch.testing.assert_close(drawn, middle)
+    margin = drawn[:, -4:]
+    assert (margin == drawn[0, 0]).all(), "the caption must end within the picture"
 
 
 def test_layers_of_every_kind_are_drawn() -> None:

@@ -12,6 +12,7 @@ from mereo.core import Coupling, Grid, Signal
 from mereo.core.observe import observables
 from mereo.explain.attention_layers import AttentionLayer, attention_layers, cells_of
 from mereo.explain.captions import ROLLOUT
+from mereo.explain.layout import caption_lines
 from mereo.explain.observation import Observation, observe
 from mereo.explain.panels import FAINT, INK, OTHER, PREDICTED, colour_scale, draw_image, draw_map, printable, short
 from mereo.explain.places import spread
@@ -23,6 +24,7 @@ from mereo.pictures import new_figure, save_figure
 
 MOST_HEADS, MOST_LAYERS, MOST_GATES, MOST_FILTERS = 8, 10, 24, 5
 ACROSS, SIDE, HEAD = 5, 1.75, 0.42
+UNPLACED = "Nothing is drawn: the attention of this network is inside windows, or between places that are not known."
 MARK = "#1971c2"
 """The colour of the chosen cell and of the cells that it can attend to."""
 
@@ -229,7 +231,7 @@ def draw_attention(
         path: of the file.
         number: which of the images.
         place: (row, column) in pixels of the cell whose couplings are drawn; when None, the cell with the largest
-            share of the rollout.
+            share of the rollout, or the middle of the image where the network has no rollout.
         layers: most layers for which the couplings of one cell are drawn.
         heads: most heads of the class token.
         maps: most layers with gates of places, and most layers with filters.
@@ -243,6 +245,8 @@ def draw_attention(
     rollout, of_class = attention_rollout(observation), class_attention(observation)
     if place is None and rollout is not None:
         place = _strongest(rollout.cells[number], rollout.grid)
+    elif place is None and attended:
+        place = image.shape[-2] / 2, image.shape[-1] / 2
 
     def whole(axes: Any) -> None:
         draw_image(axes, image)
@@ -277,6 +281,8 @@ def draw_attention(
     for name, module in filters[::step][:maps]:
         panels.append(partial(_draw_spectrum, magnitudes=module.spectrum(), name=name))
     caption, gates = _caption(rollout is not None, drawn, of_class, on_places, filters), _gates(observation, number)
+    if len(panels) == 1 and not gates:
+        caption = [UNPLACED]
     if attended and observation.model.output_kind == "scores" and of_classes(observation.model):
         caption += _effect(observation, images, number, [layer.name for layer in attended])
     return _sheet(panels, gates, image, Path(path), caption)
@@ -331,7 +337,8 @@ def _sheet(
     rows, width = -(-len(panels) // across), across * (SIDE + 0.14) + 0.14
     below = 0.5 + 0.17 * max(len(gates), 4) if gates else 0.0
     width = max(width, 4.6)
-    foot = 0.1 + 0.15 * len(caption)
+    lines = caption_lines(caption, width)
+    foot = 0.1 + 0.15 * len(lines)
     height = rows * (high + HEAD) + below + foot
     figure = new_figure(width, height, layout=None, dpi=160)
 
@@ -343,7 +350,7 @@ def _sheet(
         draw(place(0.14 + column * (SIDE + 0.14), row * (high + HEAD) + HEAD - 0.04, SIDE, high))
     if gates:
         _draw_gates(place(1.9, rows * (high + HEAD) + 0.36, width - 2.1, below - 0.5), gates)
-    for n, line in enumerate(reversed(caption)):
+    for n, line in enumerate(reversed(lines)):
         figure.text(0.14 / width, (0.07 + 0.15 * n) / height, line, fontsize=6.5, color=FAINT, va="bottom")
     save_figure(figure, path)
     return path

@@ -4,6 +4,7 @@ image | bars | maps ... | rebuilt image
 """
 
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,11 @@ class Sheet:
         bar.set_label(label, fontsize=7, color=INK)
 
 
+def caption_lines(caption: Sequence[str], width: float) -> list[str]:
+    """Sentences as lines that fit on a picture of so many inches."""
+    return [line for sentence in caption for line in textwrap.wrap(sentence, int(LETTERS * width))]
+
+
 def make_sheet(rows: int, image_size: tuple[int, int], pictures: int, letters: int, caption: list[str]) -> Sheet:
     """A sheet with its caption: one picture, the bars, then `pictures` - 1 more pictures in each of `rows`.
 
@@ -58,7 +64,7 @@ def make_sheet(rows: int, image_size: tuple[int, int], pictures: int, letters: i
     tall = min(max(image_size[0] / image_size[1], 1 / 3), 3.0)
     wide = WIDE * min(1.0, tall**-0.5)
     width = pictures * max(wide, 1.3) + BARS + NAME * letters
-    lines = [line for sentence in caption for line in textwrap.wrap(sentence, int(LETTERS * width))]
+    lines = caption_lines(caption, width)
     high = max(wide * tall, 1.2)
     figure = new_figure(width, rows * (high + 0.2) + 0.16 * len(lines) + 1.0, dpi=DPI)
     axes = figure.subplots(rows, pictures + 1, squeeze=False, width_ratios=[1, BARS / wide, *[1] * (pictures - 1)])

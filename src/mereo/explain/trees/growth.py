@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mereo.core import Coupling, Grid, lengths
+from mereo.core.observe import observables
 from mereo.errors import UsageError
 from mereo.explain.contributions import exchange_contributions, placed_contributions
 from mereo.explain.deletion import deletion_test, hidden_scores
@@ -23,7 +24,7 @@ from mereo.models import VisionModel
 def why_no_tree(model: VisionModel) -> str | None:
     """Why parse trees cannot be made of a model; None if they can."""
     if not model.has_capsules:
-        couples = any(isinstance(module, Coupling) for module in model.modules())
+        couples = any(isinstance(module, Coupling) for module in observables(model).values())
         return f"{type(model).__name__} has {'no class capsules' if couples else 'no couplings'}"
     return None if class_coupling_of(model) else f"{type(model).__name__} has no routing to its classes"
 
