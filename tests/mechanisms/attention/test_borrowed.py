@@ -169,12 +169,21 @@ class Written(nn.Module):
             return torch.softmax(q[:, 0] @ k[:, 0].mT / 2, 2) @ v[:, 0]
         if self.kind == "grouped":
             return F.scaled_dot_product_attention(q, k[:, :1], v[:, :1], enable_gqa=True)
+        if self.kind == "merged":
+            q, k, v = (each.flatten(0, 1) for each in (q, k, v))
+            return (torch.softmax(q @ k.mT / 2, -1) @ v).unflatten(0, (-1, 2))
+        if self.kind == "merged fused":
+            q, k, v = (each.flatten(0, 1) for each in (q, k, v))
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True).unflatten(0, (-1, 2))
         scores = q @ k.mT / 2
         couplings = {"module": self.share, "method": lambda s: s.softmax(-1), "function": lambda s: F.softmax(s, dim=3)}
         return couplings[self.kind](scores) @ v
 
 
-@pytest.mark.parametrize("kind", ["fused", "one head", "grouped", "module", "method", "function"])
+KINDS = ("fused", "one head", "grouped", "merged", "merged fused", "module", "method", "function")
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_attention_of_your_own_is_recorded_and_changed(kind: str) -> None:
     torch.manual_seed(0)
     model, x = Written(kind).eval(), torch.randn(2, 5, 8)
@@ -183,7 +192,7 @@ def test_attention_of_your_own_is_recorded_and_changed(kind: str) -> None:
         torch.testing.assert_close(model(x), expected)
     q, k, _ = model.project(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
     scores = q @ (k[:, :1] if kind == "grouped" else k).mT / 2
-    if kind == "fused":
+    if "fused" in kind:
         scores = scores.masked_fill(torch.ones(5, 5).triu(1) > 0, -math.inf)
     couplings = scores.softmax(-1)[:, : 1 if kind == "one head" else 2]
     torch.testing.assert_close(trace["coupling"], couplings)

@@ -140,7 +140,7 @@ class _Softmax:
     """The forward pass of any attention, with a coupling in place of its softmax over the last axis or fused attention.
 
     Scores of more than four axes, such as (batch, windows, heads, receivers, senders), have their first ones as batch;
-    scores of three are of one head.
+    scores of three are of one head, unless there are as many as images times the heads that the layer states.
     """
 
     def __init__(self, host: nn.Module) -> None:
@@ -148,18 +148,26 @@ class _Softmax:
 
     def __call__(self, coupling: Coupling, *arguments: Any, **named: Any) -> Any:
         fused = "fused_attn" in vars(self.host)  # of timm, whose kernels for some devices cannot be seen
-        with _Calls(coupling), kept([self.host] if fused else [], "fused_attn"):
+        images = next((len(x) for x in (*arguments, *named.values()) if isinstance(x, Tensor)), 0)
+        with (
+            _Calls(coupling, number_of_heads(self.host) or 1, images),
+            kept([self.host] if fused else [], "fused_attn"),
+        ):
             if fused:
                 self.host.fused_attn = False  # type: ignore[assignment]
             return type(self.host).forward(self.host, *arguments, **named)
 
 
 class _Calls(TorchFunctionMode):
-    """Gives the scores of calls of softmax and of fused attention to a coupling."""
+    """Gives the scores of calls of softmax and of fused attention to a coupling.
 
-    def __init__(self, coupling: Coupling) -> None:
+    Args:
+        heads: of the layer, which are in the first of three axes if that has their number times the images.
+    """
+
+    def __init__(self, coupling: Coupling, heads: int, images: int) -> None:
         super().__init__()
-        self.coupling = coupling
+        self.coupling, self.heads, self.images = coupling, heads, images
 
     def __torch_function__(
         self, function: Any, types: Any, given: tuple[Any, ...] = (), named: dict[str, Any] | None = None
@@ -176,9 +184,14 @@ class _Calls(TorchFunctionMode):
         return function(*given, **named)
 
     def _couple(self, scores: Tensor, allowed: Tensor | None = None) -> Tensor:
-        if scores.dim() == 3:
-            return self.coupling(scores.unsqueeze(1), allowed).squeeze(1)
-        return self.coupling(scores.flatten(0, -4), allowed).view(scores.shape)
+        """Couplings of scores (..., receivers, senders), in their shape; allowed has the same."""
+
+        heads = self.heads if len(scores) == self.heads * self.images else 1
+
+        def by_head(each: Tensor) -> Tensor:
+            return each.unflatten(0, (-1, heads)) if each.dim() == 3 else each.flatten(0, -4)
+
+        return self.coupling(by_head(scores), None if allowed is None else by_head(allowed)).view(scores.shape)
 
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
@@ -194,7 +207,6 @@ class _Calls(TorchFunctionMode):
             scores = scores + attn_mask
         if allowed is not None:
             allowed = allowed.expand(scores.shape)
-            allowed = allowed.unsqueeze(1) if scores.dim() == 3 else allowed.flatten(0, -4)
         self.coupling.dropout, self.coupling.training = dropout_p, dropout_p > 0
         return self._couple(scores, allowed) @ value
 
