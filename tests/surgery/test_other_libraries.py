@@ -375,3 +375,59 @@ def test_attention_that_a_user_wrote_is_found_by_its_source(images, where, apart
     mereo.insert(model, "talking_heads", where, replace=True, heads=3)
     assert not torch.allclose(model(images), expected)
     assert sum(isinstance(each, Replaced) for each in model.modules()) == 2
+
+
+class AttentionWithCouplings(nn.Module):
+    """Attention that returns its couplings as well, as DINO's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.qkv, self.proj = 2, nn.Linear(12, 36), nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 6)).permute(2, 0, 3, 1, 4)
+        couplings = (q @ k.mT * 6**-0.5).softmax(-1)
+        return self.proj((couplings @ v).transpose(1, 2).flatten(2)), couplings
+
+
+class TransformerWithCouplings(nn.Module):
+    """Attention to patches of pixels, and to a token before them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image_size, self.mix, self.first = 32, nn.Conv2d(192, 12, 1), nn.Parameter(torch.randn(1, 1, 12))
+        self.blocks = nn.ModuleList(AttentionWithCouplings() for _ in range(2))
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.mix(nn.functional.pixel_unshuffle(images, 8)).flatten(2).mT
+        x = torch.cat([self.first.expand(len(x), -1, -1), x], 1)
+        for block in self.blocks:
+            out, _ = block(x)
+            x = x + out
+        return x[:, 0]
+
+
+def test_attention_that_returns_its_couplings_is_replaced(images):
+    torch.manual_seed(0)
+    model = TransformerWithCouplings().eval()
+    expected = model(images)
+    with mereo.record(model) as before:
+        model(images)
+    changed = mereo.watchable(model)
+    with mereo.record(changed) as after:
+        torch.testing.assert_close(changed(images), expected)
+    torch.testing.assert_close(dict(after), dict(before))
+    again = mereo.sea(mereo.moh(changed))
+    assert again(images).shape == expected.shape
+    mereo.insert(model, "talking_heads", "attention", replace=True, heads=2)
+    assert not torch.allclose(model(images), expected)
+
+
+def test_maps_of_a_network_with_a_token_before_its_patches_are_drawn(images):
+    torch.manual_seed(0)
+    model = TransformerWithCouplings().eval()
+    model.pretrained_cfg = {"input_size": (3, 32, 32), "mean": (0.5,) * 3, "std": (0.25,) * 3}
+    with pytest.raises(UsageError, match=r"has no stages; give names of modules, such as network\.blocks\.1"):
+        assert mereo.explain(model, images, method="gradcam").saliency
+    maps = mereo.explain(model, images, method="gradcam", layers=["network.blocks.0.qkv"]).saliency["gradcam"]
+    assert maps.shape == (len(images), 32, 32) and maps.amax() > 0

@@ -57,7 +57,14 @@ def fit(name: str, value: Any, hint: Any) -> Any:
         if lists and isinstance(value, list | tuple | set):
             hint = lists[0]
         else:
-            hint = Path if Path in kinds else next(kind for kind in kinds if kind is not NoneType)
+            exact = type(value) in kinds and Path not in kinds
+            hint = (
+                type(value)
+                if exact
+                else Path
+                if Path in kinds
+                else next(each for each in kinds if each is not NoneType)
+            )
     if hint is Any:
         return value
     if get_origin(hint) in (tuple, Sequence):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -45,7 +46,10 @@ def layer_names(model: VisionModel, layers: Layers) -> list[str]:
     if isinstance(layers, str | int) or (layers is not None and not layers):
         raise UsageError(f"layers is {layers!r}; give a list of numbers of stages or of names of modules.")
     if layers is None and not stages:
-        raise UsageError(f"layers is None, and {type(model).__name__} has no stages; give names of modules.")
+        lists = [(name, len(each)) for name, each in model.named_modules() if isinstance(each, nn.ModuleList)]
+        name, count = max(lists, key=itemgetter(1), default=("", 0))
+        such = f", such as {name}.{count - 1}" if count else ""
+        raise UsageError(f"layers is None, and {type(model).__name__} has no stages; give names of modules{such}.")
     known, names = dict(model.named_modules()), []
     for layer in range(len(stages)) if layers is None else layers:
         if isinstance(layer, int) or layer.lstrip("-").isdigit():
@@ -63,15 +67,19 @@ def layer_names(model: VisionModel, layers: Layers) -> list[str]:
 
 
 def to_map(model: VisionModel, tensor: Tensor, name: str) -> Tensor:
-    """What a layer gives as (batch, channels, rows, columns); the tokens before the patches are left out."""
+    """What a layer gives as (batch, channels, rows, columns); the tokens before the patches are left out.
+
+    A network that does not state how many these are has none if its tokens make a square, or else a class token.
+    """
     if any(name == info["module"] for info in model.feature_info):
         tensor = model.as_map(tensor, False)
     if tensor.dim() == 3:
-        prefix = getattr(model, "num_prefix_tokens", 0)
-        count = tensor.shape[1] - prefix
-        rows, columns = getattr(model, "grid", (int(count**0.5 + 0.5),) * 2)
-        if rows * columns == count:
-            return tensor[:, prefix:].transpose(1, 2).unflatten(2, (rows, columns))
+        stated = getattr(model, "num_prefix_tokens", None)
+        for prefix in (0, 1) if stated is None else (stated,):
+            count = tensor.shape[1] - prefix
+            rows, columns = getattr(model, "grid", (int(count**0.5 + 0.5),) * 2)
+            if rows * columns == count:
+                return tensor[:, prefix:].transpose(1, 2).unflatten(2, (rows, columns))
     if tensor.dim() != 4:
         raise UsageError(
             f"layers has {name!r}, whose output {tuple(tensor.shape)} is neither a map nor a grid of tokens."

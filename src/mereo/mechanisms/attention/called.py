@@ -1,9 +1,12 @@
 """Modules of tokens in the place of attention of other libraries: they take its call, and return what it returns."""
 
+import ast
+import textwrap
 from typing import Any
 
 from torch import Tensor, nn
 
+from mereo.core.modes import source_of
 from mereo.errors import UsageError
 from mereo.mechanisms.attention.interfaced import ANSWERS, answer_transformers, called_by_transformers
 
@@ -24,6 +27,16 @@ def called_by_others(module: nn.Module) -> bool:
     return called_by_pytorch(module) or called_by_transformers(module)
 
 
+def returned_parts(layer: nn.Module) -> int:
+    """How many values the forward pass of a layer returns by its source, the first of which is its output."""
+    stated: int | None = getattr(layer, "returned_parts", None)
+    if stated is not None:
+        return stated
+    source = textwrap.dedent(source_of(type(layer).forward))
+    found = [each.value for each in ast.walk(ast.parse(source)) if isinstance(each, ast.Return)]
+    return len(found[-1].elts) if found and isinstance(found[-1], ast.Tuple) else 1
+
+
 def stand_in(module: nn.Module, layer: nn.Module) -> None:
     """Let a module of tokens be called as the attention layer in whose place it stands, and return what it does."""
     for each in module.modules():
@@ -40,14 +53,19 @@ def stand_in(module: nn.Module, layer: nn.Module) -> None:
             module.register_parameter("in_proj_bias", None)
         module.register_forward_pre_hook(_read_call, with_kwargs=True)
         module.register_forward_hook(_as_pair)
+    elif (parts := returned_parts(layer)) > 1:
+        module.returned_parts = parts  # type: ignore[assignment]
+        module.register_forward_hook(_with_parts)
 
 
 def _call_by_tokens(module: nn.Module) -> None:
     """Take back `stand_in`, since another module around it answers now."""
-    for name in ("of_pytorch", "of_transformers"):
+    for name in ("of_pytorch", "of_transformers", "returned_parts"):
         vars(module).pop(name, None)
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
-        for number in [number for number, hook in hooks.items() if hook in (_read_call, _as_pair, *ANSWERS)]:
+        for number in [
+            number for number, hook in hooks.items() if hook in (_read_call, _as_pair, _with_parts, *ANSWERS)
+        ]:
             del hooks[number]
             module._forward_pre_hooks_with_kwargs.pop(number, None)
 
@@ -71,6 +89,11 @@ def _read_call(
     if tokens.dim() != 3:
         raise UsageError(f"{kind} is given tokens {tuple(tokens.shape)}; it takes a batch of them, three axes.")
     return (tokens if module.batch_first else tokens.transpose(0, 1),), {}
+
+
+def _with_parts(module: nn.Module, given: Any, output: Tensor) -> tuple[Tensor | None, ...]:
+    """The output and, in place of couplings and whatever else a layer returns, None."""
+    return output, *[None] * (int(module.returned_parts) - 1)  # type: ignore[arg-type]
 
 
 def _as_pair(module: nn.Module, given: Any, output: Tensor) -> tuple[Tensor, None]:
