@@ -220,6 +220,23 @@ def test_a_network_that_keeps_its_number_of_classes_is_refused(pictures: Data) -
         mereo.train(model=Mixed(), data=pictures, epochs=1, quiet=True)
 
 
+class Features(Fixed):
+    """A network that gives features, to which its last layer adds."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images) + images.mean((2, 3)).repeat(1, 2)[:, :5]
+
+
+def test_a_network_that_gives_features_is_told_what_to_add(pictures: Data, tmp_path: Path) -> None:
+    remedy = r"features torch\.nn\.Sequential\(network, torch\.nn\.Linear\(5, 2\)\)"
+    with pytest.raises(UsageError, match=rf"has 5 by a Linear 'last'.* {remedy}"):
+        mereo.train(model=Features(), data=pictures, epochs=1, quiet=True)
+    classifier = nn.Sequential(features := Features(), nn.Linear(5, 2))
+    classifier.pretrained_cfg = features.pretrained_cfg
+    run = mereo.train(model=classifier, data=pictures, epochs=1, output=tmp_path, quiet=True)
+    assert run.model(torch.rand(3, 3, 16, 16)).shape == (3, 2)
+
+
 def test_a_classifier_of_transformers_is_trained_and_states_its_classes(pictures: Data, tmp_path: Path) -> None:
     network = of_transformers("vit")
     network.config.id2label = {0: "ape", 1: "bee", 2: "cow", 3: "dog"}

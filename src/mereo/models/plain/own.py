@@ -122,12 +122,14 @@ class OwnNetwork(PlainNetwork):
             return
         old = [self.network.get_submodule(name) for name in names]
         if self.num_classes and all(_makes(each, self.outputs) for each in old):
+            before = _count_without_values(self.network, self.image_shape)  # None: its layers read values
             _renew(self.network, names, self.num_classes)
-            if _count_without_values(self.network, self.image_shape) in (self.num_classes, None):
+            if _count_without_values(self.network, self.image_shape) == (before and self.num_classes):
                 return
         raise UsageError(
             f"num_classes is {self.num_classes}, and the {self.network_name} that was given has {self.outputs} by a"
-            f" {type(old[-1]).__name__} {names[-1]!r}; give a network with {self.num_classes}."
+            f" {type(old[-1]).__name__} {names[-1]!r}; give a network with {self.num_classes}, or where its outputs are"
+            f" features torch.nn.Sequential(network, torch.nn.Linear({self.outputs}, {self.num_classes}))."
         )
 
     @classmethod
