@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from timm.layers import PatchEmbed
+from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 import mereo
@@ -378,15 +380,16 @@ def test_attention_that_a_user_wrote_is_found_by_its_source(images, where, apart
 
 
 class AttentionWithCouplings(nn.Module):
-    """Attention that returns its couplings as well, as DINO's does."""
+    """Attention that returns its couplings as well, as DINO's does, and keeps them with their graph."""
 
     def __init__(self) -> None:
         super().__init__()
         self.num_heads, self.qkv, self.proj = 2, nn.Linear(12, 36), nn.Linear(12, 12)
+        self.kept: Tensor | None = None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         q, k, v = self.qkv(x).unflatten(-1, (3, 2, 6)).permute(2, 0, 3, 1, 4)
-        couplings = (q @ k.mT * 6**-0.5).softmax(-1)
+        self.kept = couplings = (q @ k.mT * 6**-0.5).softmax(-1)
         return self.proj((couplings @ v).transpose(1, 2).flatten(2)), couplings
 
 
@@ -417,6 +420,7 @@ def test_attention_that_returns_its_couplings_is_replaced(images):
     with mereo.record(changed) as after:
         torch.testing.assert_close(changed(images), expected)
     torch.testing.assert_close(dict(after), dict(before))
+    assert model.blocks[0].kept.requires_grad
     again = mereo.sea(mereo.moh(changed))
     assert again(images).shape == expected.shape
     mereo.insert(model, "talking_heads", "attention", replace=True, heads=2)
@@ -431,3 +435,36 @@ def test_maps_of_a_network_with_a_token_before_its_patches_are_drawn(images):
         assert mereo.explain(model, images, method="gradcam").saliency
     maps = mereo.explain(model, images, method="gradcam", layers=["network.blocks.0.qkv"]).saliency["gradcam"]
     assert maps.shape == (len(images), 32, 32) and maps.amax() > 0
+
+
+class BlockChunk(nn.ModuleList):
+    """Blocks that run one after another, as DINOv2 lists them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self:
+            x = block(x)
+        return x
+
+
+class Chunked(nn.Module):
+    """A vision transformer with DINOv2's names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_tokens, self.num_register_tokens = 1, 2
+        self.patch_embed = PatchEmbed(32, 8, 3, 12)
+        self.cls_token, self.register_tokens = nn.Parameter(torch.randn(1, 1, 12)), nn.Parameter(torch.randn(1, 2, 12))
+        self.blocks = nn.ModuleList([BlockChunk([Block(12, 2), Block(12, 2)])])
+
+    def forward(self, images: Tensor) -> Tensor:
+        before = torch.cat([self.cls_token, self.register_tokens], 1).expand(len(images), -1, -1)
+        return self.blocks[0](torch.cat([before, self.patch_embed(images)], 1))[:, 0]
+
+
+def test_blocks_in_chunks_and_registers_are_known(images):
+    torch.manual_seed(0)
+    model = Chunked().eval()
+    expected = model(images)
+    torch.testing.assert_close(mereo.sparsifiner(model, keep=1.0)(images), expected)
+    assert mereo.insert(model, "ela", "blocks").places == ("blocks.0.0.attn", "blocks.0.1.attn")
+    torch.testing.assert_close(model(images), expected, rtol=0, atol=0)

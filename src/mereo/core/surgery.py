@@ -2,11 +2,12 @@
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ParamSpec, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from mereo.errors import UsageError, check_network, first_line, unknown
 from mereo.escape import cut
@@ -109,6 +110,24 @@ def _keep_modes(model: nn.Module, changed: nn.Module) -> None:
         module.training = modes[known]
 
 
+@contextmanager
+def _without_graphs(model: nn.Module) -> Iterator[None]:
+    """Detach what modules keep of a forward pass, such as attention maps, which could not be copied with its graph."""
+    kept = [
+        (vars(module), name, value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, Tensor) and not value.is_leaf
+    ]
+    for attributes, name, value in kept:
+        attributes[name] = value.detach()
+    try:
+        yield
+    finally:
+        for attributes, name, value in kept:
+            attributes[name] = value
+
+
 def surgery(function: Callable[P, nn.Module]) -> Callable[P, nn.Module]:
     """Register a function model -> changed copy, whose name and arguments are then saved with the weights of the copy.
 
@@ -121,7 +140,8 @@ def surgery(function: Callable[P, nn.Module]) -> Callable[P, nn.Module]:
     def noted(*args: P.args, **kwargs: P.kwargs) -> nn.Module:
         model = cast("nn.Module", args[0] if args else kwargs.get("model"))
         check_network(model)
-        changed = function(*args, **kwargs)
+        with _without_graphs(model):
+            changed = function(*args, **kwargs)
         _keep_modes(model, changed)
         bound = inspect.signature(function).bind(*args, **kwargs)
         bound.apply_defaults()

@@ -188,7 +188,8 @@ def _blocks(model: nn.Module, seen: Outputs) -> list[str]:
         kind = type(module).__name__
         named = any(word in kind for word in _BLOCKS) and "Embed" not in kind
         named |= kind.endswith(_LAYERS) and not hasattr(module, "blocks")
-        is_block = (named or _holds_attention(module)) and seen.fits(name)
+        # A list is none, even if it runs what it lists, as chunks of DINOv2's blocks do.
+        is_block = (named or _holds_attention(module)) and not isinstance(module, nn.ModuleList) and seen.fits(name)
         if is_block and not any(name.startswith(f"{outer}.") for outer in blocks):
             blocks.append(name)
     ends = ([f"{name}.{part}" for part in _BRANCH_ENDS if seen.fits(f"{name}.{part}")] for name in blocks)

@@ -14,12 +14,14 @@ from mereo.mechanisms.attention.sparse.sparsifiner import SparsifinerAttention
 
 def _count_tokens(model: nn.Module) -> int:
     """Number of tokens of a vision transformer's blocks; UsageError if it does not state it."""
-    if (own := getattr(model, "num_tokens", None)) is not None:
-        return int(own)
     positions = getattr(model, "pos_embed", None)
     patches = getattr(getattr(model, "patch_embed", None), "num_patches", None)
     if patches is not None:
         return int(patches) + _count_prefix(model)
+    if (
+        own := getattr(model, "num_tokens", None)
+    ) is not None:  # of DINOv2's networks, which have patches, those before
+        return int(own)
     if isinstance(positions, Tensor) and positions.dim() == 3:
         return positions.shape[1]
     raise UsageError(f"model is a {type(model).__name__} that does not state how many tokens it has; give `tokens`.")
@@ -29,7 +31,8 @@ def _count_prefix(model: nn.Module) -> int:
     prefix = getattr(model, "num_prefix_tokens", None)
     if prefix is not None:
         return int(prefix)
-    return int(getattr(model, "cls_token", None) is not None) if hasattr(model, "cls_token") else 1
+    registers = int(getattr(model, "num_register_tokens", 0))
+    return registers + (getattr(model, "cls_token", None) is not None if hasattr(model, "cls_token") else 1)
 
 
 @surgery
