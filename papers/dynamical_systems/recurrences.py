@@ -51,6 +51,8 @@ STAGES = (*({length: pairs} for length, pairs in WITHOUT_GAPS.items()), PAIRS)
 STEPS, TOKENS, LEARNED, STALLED = 2000, 2048, 0.05, 0.8
 """Of a stage, and of a batch. A stage but the last ends as well when the running mean of its losses is below the third;
 where it stays above the fourth times the loss of a value at random, the last stage follows at once."""
+PATIENCE = 3
+"""The first stage, in which recall begins, has up to so many times its steps before it is given up."""
 TESTED = 1000
 SHOWN, DEGREE = 4, 16
 """State size of the mixers whose kernels are drawn, and degree of the features of softmax attention."""
@@ -188,9 +190,11 @@ class Recalls:
             last, steps, mean = stage is STAGES[-1], self._steps(stage), math.log(VOCAB)
             if stalled and not last:
                 continue
+            parts = range(1 if number else PATIENCE)
+            found = chain.from_iterable(self._batches(stage, steps, 10 + number + 100 * part) for part in parts)
             title = f"{name}, n = {n}, rate {rate:g}, {' and '.join(map(str, stage))} tokens"
             report = progress(self.settings.say, title)
-            for step, batch in enumerate(self._batches(stage, steps, 10 + number)):
+            for step, batch in enumerate(found):
                 assert batch.tokens is not None
                 asked = batch.labels >= 0
                 scores = model.forward_head(model.forward_features(batch.tokens)[asked])
@@ -199,10 +203,10 @@ class Recalls:
                 clip = partial(nn.utils.clip_grad_norm_, model.parameters(), CLIP)
                 descend(optimizer, rate * min(1.0, (done + 1) / WARMUP) * decay, loss, clip=clip)
                 done, mean = done + 1, 0.98 * mean + 0.02 * loss.item()
-                report(step + 1, steps)
-                if mean < LEARNED and not last:
+                report(step + 1, len(parts) * steps)
+                stalled = mean > STALLED * math.log(min(stage.values()))
+                if not last and (mean < LEARNED or ((step + 1) % steps == 0 and not stalled)):
                     break
-            stalled = mean > STALLED * math.log(min(stage.values()))
             self.settings.say(f"{title}: loss {mean:.3f} after {step + 1} steps")
         return model.eval()
 
