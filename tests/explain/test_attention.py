@@ -226,11 +226,11 @@ def test_a_picture_of_attention(kind: str, tmp_path: Path) -> None:
 
 
 def test_windows_of_other_networks_are_drawn_only_where_their_places_are_known(tmp_path: Path) -> None:
-    sizes = {"img_size": 32, "patch_size": 4, "window_size": 4, "embed_dim": 12, "depths": (1, 1), "num_heads": (1, 1)}
+    sizes = {"img_size": 32, "patch_size": 4, "window_size": 5, "embed_dim": 12, "depths": (1, 1), "num_heads": (1, 1)}
     network = timm.create_model(
         "swin_tiny_patch4_window7_224", num_classes=4, **sizes
     )  # one window in the second stage
-    model, images = as_vision_model(network, 32).eval(), torch.rand(1, 3, 32, 32)
+    model, images = as_vision_model(network, (32, 32)).eval(), torch.rand(1, 3, 32, 32)
     layers = attention_layers(observe(model, images))
     assert [layer.name for layer in layers] == ["network.layers.1.blocks.0.attn.coupling"]
     drawn = read(draw_attention(model, images, tmp_path / "middle.png"))

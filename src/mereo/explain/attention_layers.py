@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mereo.core import Call, Coupling, Grid
 from mereo.explain.observation import Observation
+from mereo.explain.shifted_windows import placed_windows
 
 SKEWED = math.log(1.2)
 """How far the cells of a grid may be from squares, as the logarithm of the ratio of their sides."""
@@ -186,13 +187,17 @@ def read_layers(observation: Observation) -> tuple[list[AttentionLayer], bool]:
         exchange = observation.exchanges.get(name)
         if exchange is not None and hasattr(exchange.module, "votes"):
             continue
-        for call in observation.trace.calls(name):
-            if call.over != "senders":
+        for made in observation.trace.calls(name):
+            if made.over != "senders":
                 continue
+            inputs = () if exchange is None else exchange.inputs
+            of_others = name not in own and made.tiles is None
+            windows = placed_windows(observation.model, made, batch, inputs, (height, width)) if of_others else None
+            call = windows or made
             if call.tiles is None and call.scores.shape[0] != batch:
                 unseen = unseen or name not in own
                 continue
-            tiled, inputs = call.tiles is not None, () if exchange is None else exchange.inputs
+            tiled = call.tiles is not None
             counts = (
                 call.scores.shape[-2:] if call.tiles is None else (call.tiles.num_receivers, call.tiles.num_senders)
             )

@@ -24,7 +24,9 @@ from mereo.pictures import new_figure, save_figure
 
 MOST_HEADS, MOST_LAYERS, MOST_GATES, MOST_FILTERS = 8, 10, 24, 5
 ACROSS, SIDE, HEAD = 5, 1.75, 0.42
-UNPLACED = "Nothing is drawn: the attention of this network is inside windows, or between places that are not known."
+UNPLACED = (
+    "Nothing is drawn: the attention of this network is between places that are not known, as inside some windows."
+)
 MARK = "#1971c2"
 """The colour of the chosen cell and of the cells that it can attend to."""
 
@@ -102,7 +104,7 @@ def _draw_shares(
     signed = low < -1e-6 * max(high, 1e-6)
     scale = colour_scale(cells, signed=signed, start=0.0 if signed else uniform)
     draw_map(axes, image, heat, cells, grid, scale, "+.2f" if signed else ".2f")
-    above = f"{uniform:.2g} to " if uniform and not signed else "±" if signed else "≤ "
+    above = f"{uniform:.2g} to " if 0 < uniform < high and not signed else "±" if signed else "≤ "
     _head(axes, title, f"{note}{above}{max(high, -low):.2g}")
 
 
