@@ -18,9 +18,8 @@ def _count_tokens(model: nn.Module) -> int:
     patches = getattr(getattr(model, "patch_embed", None), "num_patches", None)
     if patches is not None:
         return int(patches) + _count_prefix(model)
-    if (
-        own := getattr(model, "num_tokens", None)
-    ) is not None:  # of DINOv2's networks, which have patches, those before
+    # After the patches, since DINOv2's networks state as num_tokens how many there are before these.
+    if (own := getattr(model, "num_tokens", None)) is not None:
         return int(own)
     if isinstance(positions, Tensor) and positions.dim() == 3:
         return positions.shape[1]

@@ -56,15 +56,10 @@ def fit(name: str, value: Any, hint: Any) -> Any:
         lists = [kind for kind in kinds if get_origin(kind) in (tuple, Sequence)]
         if lists and isinstance(value, list | tuple | set):
             hint = lists[0]
+        elif type(value) in kinds and Path not in kinds:
+            hint = type(value)
         else:
-            exact = type(value) in kinds and Path not in kinds
-            hint = (
-                type(value)
-                if exact
-                else Path
-                if Path in kinds
-                else next(each for each in kinds if each is not NoneType)
-            )
+            hint = Path if Path in kinds else next(each for each in kinds if each is not NoneType)
     if hint is Any:
         return value
     if get_origin(hint) in (tuple, Sequence):

@@ -93,13 +93,14 @@ def _sources(kind: type[nn.Module]) -> str:
     found, waiting = dict[FunctionType, None](), list[Any]([kind.forward])
     while waiting:
         function = inspect.unwrap(waiting.pop())
-        if not isinstance(function, FunctionType) or function in found or function.__module__.startswith("torch."):
+        if not isinstance(function, FunctionType) or function in found or str(function.__module__).startswith("torch."):
             continue
         found[function] = None
         names = function.__code__.co_names
         called = {name: function.__globals__.get(name) for name in names}
-        modules = [each for each in called.values() if isinstance(each, ModuleType)]
-        waiting += [getattr(owner, name, None) for owner in (kind, *modules) for name in names] + [*called.values()]
+        modules = [vars(each) for each in called.values() if isinstance(each, ModuleType)]
+        waiting += [getattr(kind, name, None) for name in names] + [*called.values()]
+        waiting += [module[name] for module in modules for name in names if name in module]
     return "".join(map(source_of, [kind, *starts, *found]))
 
 
@@ -162,7 +163,7 @@ class _Calls(TorchFunctionMode):
     """Gives the scores of calls of softmax and of fused attention to a coupling.
 
     Args:
-        heads: of the layer, which are in the first of three axes if that has their number times the images.
+        heads, images: of the layer and its input; the first of three axes is both if it has their product.
     """
 
     def __init__(self, coupling: Coupling, heads: int, images: int) -> None:
@@ -185,7 +186,6 @@ class _Calls(TorchFunctionMode):
 
     def _couple(self, scores: Tensor, allowed: Tensor | None = None) -> Tensor:
         """Couplings of scores (..., receivers, senders), in their shape; allowed has the same."""
-
         heads = self.heads if len(scores) == self.heads * self.images else 1
 
         def by_head(each: Tensor) -> Tensor:

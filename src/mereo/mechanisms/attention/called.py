@@ -2,6 +2,7 @@
 
 import ast
 import textwrap
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
@@ -32,9 +33,13 @@ def returned_parts(layer: nn.Module) -> int:
     stated: int | None = getattr(layer, "returned_parts", None)
     if stated is not None:
         return stated
-    source = textwrap.dedent(source_of(type(layer).forward))
-    found = [each.value for each in ast.walk(ast.parse(source)) if isinstance(each, ast.Return)]
-    return len(found[-1].elts) if found and isinstance(found[-1], ast.Tuple) else 1
+    try:
+        tree = ast.parse(textwrap.dedent(source_of(type(layer).forward)))
+    except SyntaxError:  # lines of a text that begin further left
+        return 1
+    returns = [each for each in ast.walk(tree) if isinstance(each, ast.Return)]
+    last = max(returns, key=attrgetter("lineno")).value if returns else None
+    return len(last.elts) if isinstance(last, ast.Tuple) else 1
 
 
 def stand_in(module: nn.Module, layer: nn.Module) -> None:
