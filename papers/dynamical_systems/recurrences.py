@@ -71,10 +71,8 @@ def softmax_attention(n: int) -> nn.Module:
 
 
 GROUPS: dict[str, Mixers] = {
-    "attention": {
-        "softmax attention": softmax_attention,
-        "linear attention": lambda n: NormalisedAttention(DIM, qk_dim=n, normaliser="sum"),
-    },
+    "softmax": {"softmax attention": softmax_attention},
+    "linear": {"linear attention": lambda n: NormalisedAttention(DIM, qk_dim=n, normaliser="sum")},
     "normalisers": {
         "normalised attention, exp": lambda n: NormalisedAttention(DIM, qk_dim=n),
         "normalised attention, softplus": lambda n: NormalisedAttention(DIM, qk_dim=n, normaliser="softplus"),
