@@ -48,9 +48,11 @@ gives a value of the sequence at random for longer."""
 WITHOUT_GAPS = {4 * pairs: pairs for pairs in (2, 4, 8, 16, 32, 64)}
 STAGES = (*({length: pairs} for length, pairs in WITHOUT_GAPS.items()), PAIRS)
 """Lengths with their pairs, trained on in turn; stages follow one another."""
-STEPS, TOKENS, LEARNED, STALLED = 2000, 2048, 0.05, 0.8
-"""Of a stage, and of a batch. A stage but the last ends as well when the running mean of its losses is below the third;
-where it stays above the fourth times the loss of a value at random, the last stage follows at once."""
+STEPS, TOKENS = 2000, 2048
+"""Steps of a stage, tokens of a batch."""
+LEARNED, STALLED = 0.05, 0.8
+"""A stage but the last ends early when the running mean of its losses is below `LEARNED`. Where that mean stays above
+`STALLED` times the loss of a value at random, the last stage follows at once."""
 PATIENCE = 3
 """The first stage, in which recall begins, has up to so many times its steps before it is given up."""
 TESTED = 1000

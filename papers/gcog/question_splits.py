@@ -41,8 +41,9 @@ FAMILIES = ("distractor", "systematic", "strict", "trees", "productive")
 SIZES: dict[str, Any] = {"dim": 64, "hidden": 128, "dropout": 0.0, "encoding": "one_hot"}
 FEATURES, PROGRAMS, BATCH = 4, 4000, 64
 """Colours and shapes of the programs, training programs of each operator, questions of a step."""
-STEPS, DEEPER, WARMUP, RATE, BETA2 = 4000, 10_000, 200, 1e-3, 0.98
-"""Steps, those on trees, those of the warm-up, peak rate, beta_2 of Adam."""
+STEPS = dict.fromkeys(FAMILIES, 4000) | {"trees": 10_000, "productive": 10_000}
+WARMUP, RATE, BETA2 = 200, 1e-3, 0.98
+"""Steps of the warm-up, peak rate, beta_2 of Adam."""
 DISTRACTORS, DEPTHS = (10, 20, 30, 40), (5, 7)
 TESTED, SEED = 1000, 100
 PICTURE = "distractors.png"
@@ -108,8 +109,7 @@ def _trained(settings: Settings, family: str, label: str, seed: int) -> Any:
     data = f"gcog:{SPLITS[family]},features={FEATURES},programs={PROGRAMS}"
     batch = settings.batch_size or BATCH
     size = len(load_splits(data, length=1, limit=settings.limit).train)
-    steps = DEEPER if family in ("trees", "productive") else STEPS
-    epochs = settings.epochs or max(round(steps / max(size // batch, 1)), 1)
+    epochs = settings.epochs or max(round(STEPS[family] / max(size // batch, 1)), 1)
     config = TrainConfig(
         model=NETWORKS[label], task="questions", data=data, model_args=SIZES, batch_size=batch, lr=RATE,
         clip_norm=1.0, weight_decay=0.01, adam_beta2=BETA2, warmup_steps=WARMUP, epochs=epochs, limit=settings.limit,

@@ -8,13 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import Call, Grid
 from mereo.core.topology import Tiles
+from mereo.core.topology.blocks import Blocks, Pair, padded
 
-Pair = tuple[int, int]
 LEAST = 1e-30
 """Couplings of pairs that a mask rules out are smaller."""
 
@@ -51,11 +50,12 @@ def _counts(windows: int, size: Pair, image: Pair) -> Pair | None:
 
 def shifted_windows(rows: int, columns: int, size: Pair, shift: Pair) -> Tensor:
     """The cells of each window of a map, -1 for padding: int64 (windows, cells of a window)."""
-    down, across = (-(-length // side) for length, side in zip((rows, columns), size, strict=True))
-    cells = torch.arange(rows * columns).view(rows, columns)
-    cells = F.pad(cells, (0, across * size[1] - columns, 0, down * size[0] - rows), value=-1)
-    moved = [-by if count > 1 else 0 for by, count in zip(shift, (down, across), strict=True)]
-    return cells.roll(moved, (0, 1)).view(down, size[0], across, size[1]).transpose(1, 2).flatten(2).flatten(0, 1)
+    blocks = Blocks((rows, columns), size)
+    down, across = blocks.windows
+    numbers = torch.arange(1, rows * columns + 1).view(1, rows, columns, 1)
+    numbers = padded(numbers, down * size[0], across * size[1])  # by zeros
+    moved = (-shift[0] if down > 1 else 0, -shift[1] if across > 1 else 0)
+    return blocks.cut(numbers.roll(moved, (1, 2))).squeeze(2) - 1
 
 
 def placed_windows(network: nn.Module, call: Call, images: int, inputs: tuple[object, ...], image: Pair) -> Call | None:

@@ -88,8 +88,8 @@ def _is_theirs(module: nn.Module) -> bool:
 
 @cache
 def _sources(kind: type[nn.Module]) -> str:
-    """The source of a class, of all it starts with, and of methods and functions that its forward pass calls."""
-    starts = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
+    """The source of a class, of the constructors it inherits, and of what its forward pass calls."""
+    constructors = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
     found, waiting = dict[FunctionType, None](), list[Any]([kind.forward])
     while waiting:
         function = inspect.unwrap(waiting.pop())
@@ -101,7 +101,7 @@ def _sources(kind: type[nn.Module]) -> str:
         modules = [vars(each) for each in called.values() if isinstance(each, ModuleType)]
         waiting += [getattr(kind, name, None) for name in names] + [*called.values()]
         waiting += [module[name] for module in modules for name in names if name in module]
-    return "".join(map(source_of, [kind, *starts, *found]))
+    return "".join(map(source_of, [kind, *constructors, *found]))
 
 
 def _is_attention(module: nn.Module) -> bool:
@@ -163,7 +163,8 @@ class _Calls(TorchFunctionMode):
     """Gives the scores of calls of softmax and of fused attention to a coupling.
 
     Args:
-        heads, images: of the layer and its input; the first of three axes is both if it has their product.
+        heads: of the layer.
+        images: in its input. Scores of three axes, the first of size heads x images, have their heads there.
     """
 
     def __init__(self, coupling: Coupling, heads: int, images: int) -> None:
